@@ -127,7 +127,7 @@ def create_api(
     )
     served = list(served_routes(ROUTERS, state))
     guard = AuthMiddleware(keys=state.keys, limits=state.limits, bodies=state.bodies, options=options)
-    app = application(served, guard, history=state.history, options=options, headers=_HEADERS, lifespan=None)
+    app = application(served, guard, history=state.history, options=options, headers=_HEADERS)
     rows = RowRunner(
         routes={route.row.path: answer for route in served if (answer := route.batch_handler) is not None},
         keys=state.keys,

@@ -6,8 +6,9 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 from pydantic.json_schema import models_json_schema
@@ -18,12 +19,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
-from starlette.types import Lifespan
 
 from openai_cpu_server import __version__
 from openai_cpu_server.http import gate
 from openai_cpu_server.http.context import RequestHistory, request_log_of
-from openai_cpu_server.http.errors import HTTP_CODES, TABLE, ErrorObject, ErrorShape, shape_at
+from openai_cpu_server.http.errors import HTTP_CODES, TABLE, ErrorObject, ErrorShape
 from openai_cpu_server.http.keys import OPEN, Callers
 from openai_cpu_server.http.limits import NAMES as LIMIT_HEADERS
 from openai_cpu_server.http.options import ApiOptions
@@ -41,7 +41,6 @@ def application(
     history: RequestHistory,
     options: ApiOptions,
     headers: Sequence[str],
-    lifespan: Lifespan[Starlette] | None,
 ) -> Starlette:
     described = [*(route.row for route in served if not route.is_hidden), DOCUMENT]
     document = ServedRoute(DOCUMENT, OpenApiRoute(described, lenient=options.lenient))
@@ -54,7 +53,6 @@ def application(
             Middleware(gate.ErrorMiddleware, history=history, shapes=shapes),
         ],
         exception_handlers={HTTPException: partial(_no_such_route, shapes)},
-        lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.router.default = gate.guarded_nowhere(app.router.not_found, guard)
@@ -96,7 +94,7 @@ async def _no_such_route(shapes: Sequence[ErrorShape], request: Request, error: 
     named = HTTPException(error.status_code, detail, error.headers)
     request_log = request_log_of(request.scope)
     request_log.failed(named)
-    return shape_at(request_log.path, shapes).response(named, request_log.id)
+    return gate.shape_at(request_log.path, shapes).response(named, request_log.id)
 
 
 _BODY_NAME = "request.{model}"
@@ -184,19 +182,11 @@ def _answer(row: ApiRoute) -> JsonSchema:
     if row.status == 204:
         return {"description": "Done."}
     schema: JsonSchema = {"type": "object"} if row.media == "application/json" else {"type": "string"}
-    if row.answer is not None:
-        one: JsonSchema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=row.answer.__name__)}
-        forms: list[JsonSchema] = [
-            {"type": "array", "items": one} if is_list else one for is_list in row.lists
-        ]
-        forms += [{"$ref": _SCHEMAS + _ANSWER_NAME.format(name=other.__name__)} for other in row.also]
-        if row.or_list_of is not None:
-            name = _ANSWER_NAME.format(name=row.or_list_of.__name__)
-            forms.append({"type": "array", "items": {"$ref": _SCHEMAS + name}})
+    if row.answers:
+        forms, _ = _described(row.answers)
         schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
     if row.events:
-        names = [_ANSWER_NAME.format(name=event.__name__) for event in row.events]
-        schema["x-events"] = [{"$ref": _SCHEMAS + name} for name in names]
+        schema["x-events"], _ = _described(row.events)
     content: JsonSchema = {row.media: {"schema": schema}}
     if row.streams:
         content[row.stream_media] = {"schema": {"type": "string", "description": row.stream_form}}
@@ -237,7 +227,7 @@ def _error(status: int, row: ApiRoute) -> JsonSchema:
     ]
     if status in HTTP_CODES:
         lines.append(f"`{HTTP_CODES[status]}`: The route does not exist.")
-    schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=row.error.__name__)}
+    (schema,), _ = _described([row.error])
     return {"description": "\n".join(lines), "content": {"application/json": {"schema": schema}}}
 
 
@@ -253,11 +243,11 @@ def _body_schemas(rows: Sequence[ApiRoute], *, lenient: bool) -> Mapping[str, ob
 
 
 def _answer_schemas(rows: Sequence[ApiRoute]) -> Mapping[str, object]:
-    structs = dict.fromkeys(
-        struct
-        for row in rows
-        for struct in (row.error, row.answer, *row.also, row.or_list_of, *row.events)
-        if struct is not None
-    )
-    _, schemas = msgspec.json.schema_components(tuple(structs), ref_template=_SCHEMAS + _ANSWER_NAME)
+    kinds = dict.fromkeys(kind for row in rows for kind in (row.error, *row.answers, *row.events))
+    _, schemas = _described(kinds)
     return {_ANSWER_NAME.format(name=name): schema for name, schema in schemas.items()}
+
+
+def _described(kinds: Iterable[Any]) -> tuple[tuple[JsonSchema, ...], dict[str, JsonSchema]]:
+    """Return the kinds' schemas, and those that they refer to."""
+    return msgspec.json.schema_components(kinds, ref_template=_SCHEMAS + _ANSWER_NAME)

@@ -76,8 +76,7 @@ class ThreadLane:
 class ThreadKind(enum.Enum):
     QUICK = 40
     SLOW = 8
-    """A schema can take a second. Each such thread can hold the interpreter's lock for 5 ms against the
-    event loop."""
+    """A schema can take a second. Each holds the interpreter's lock for 5 ms against the event loop."""
     LARGE = 3
     """Bodies above `_LARGE_BYTES`, whose parsing holds the interpreter's lock for milliseconds."""
     HUGE = 1
@@ -100,8 +99,7 @@ async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
 
 
 async def in_thread(work: Callable[[], T], *, is_slow: bool = False, kind: ThreadKind | None = None) -> T:
-    """Run work that may wait for a reader. Slow work waits only for slow work. `kind`: threads of its own.
-    Raises NativePanic."""
+    """Run work that may wait for a reader; slow work waits only for slow work. Raises NativePanic."""
     kind = kind or (ThreadKind.SLOW if is_slow else ThreadKind.QUICK)
     return await thread_lane(kind).run(partial(_contained, work))
 
@@ -115,7 +113,7 @@ def thread_lane(kind: ThreadKind) -> ThreadLane:
 
 
 def _contained(work: Callable[[], T]) -> T:
-    """A panic of Rust code (llguidance, pydantic) arrives as a BaseException, which would end the server."""
+    """A panic of Rust code arrives as a BaseException, which would end the server."""
     try:
         return work()
     except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -125,10 +123,10 @@ def _contained(work: Callable[[], T]) -> T:
 
 
 FREE_BYTES = 64 * 1024
-"""Uncharged bytes of each body, so that slow senders of large bodies do not block ordinary requests."""
+"""Slow senders of large bodies then do not block ordinary requests."""
 MOST_SMALL_BYTES = 64 * 1024
-_BYTES_PER_S = 1024
-"""A body gets one more second per this many bytes."""
+BYTES_PER_S = 1024
+"""A body, or a message of a WebSocket, gets one more second per this many bytes."""
 _DRAINED_BYTES, _DRAIN_S = 8 * 1024 * 1024, 2.0
 
 
@@ -187,7 +185,7 @@ async def check_announced(scope: Scope, receive: Receive, max_bytes: int) -> Non
 
 
 async def _drain(receive: Receive) -> None:
-    """A client that still sends when the connection closes sees a reset instead of the response."""
+    """A client that still sends would see a reset instead of the response."""
     with anyio.move_on_after(_DRAIN_S):
         while (await receive()).get("more_body", False):
             pass
@@ -205,8 +203,7 @@ async def small_body(request: Request) -> bytes:
 
 
 async def streamed_body(request: Request) -> bytes:
-    """Read without a copy in the request, piece by piece: joining 20 MB can block the event loop for 0.1
-    s."""
+    """Read without a copy, piece by piece: joining 20 MB can block the event loop for 0.1 s."""
     received = BytesIO()
     async for piece in request.stream():
         received.write(piece)
@@ -215,9 +212,8 @@ async def streamed_body(request: Request) -> bytes:
 
 @contextlib.asynccontextmanager
 async def form_of(request: Request, *, most_fields: int) -> AsyncIterator[FormData]:
-    """The fields of a form with one file at most. Raises InvalidRequest, also for a `charset` other than
-    UTF-8: it could name any codec that Python has, some of which fail in ways of their own (RFC 7578, 5.1,
-    has none)."""
+    """Read a form with one file at most. Raises InvalidRequest, also for a `charset` other than UTF-8: some
+    of Python's codecs fail in ways of their own."""
     kind, parameters = parse_options_header(request.headers.get("content-type", ""))
     if kind.lower() != b"multipart/form-data":
         raise errors.InvalidRequest("The request body must be a form (multipart/form-data).")
@@ -247,7 +243,7 @@ def paced(receive: Receive, timeout_s: float, clock: Callable[[], float] = time.
                 message = await receive()
         except TimeoutError:
             raise errors.BodyTooSlow from None
-        ends_s += len(message.get("body", b"")) / _BYTES_PER_S
+        ends_s += len(message.get("body", b"")) / BYTES_PER_S
         is_whole = not message.get("more_body", False)
         return message
 

@@ -32,7 +32,7 @@ _MAX_TRACE_STATE = 512
 _SCOPE_KEY = "openai_cpu_server.request_log"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OTHER_METHOD = OTHER_ROUTE = "other"
-"""Label of unknown methods and paths, because clients can invent any number."""
+"""Clients can invent any number of methods and paths."""
 
 
 @dataclass
@@ -218,7 +218,7 @@ class Caller(msgspec.Struct, frozen=True):
         return self.progress_header == "true"
 
     def priority(self, *, field: str | None = None, tier: str | None = None) -> Priority:
-        """Return the priority, at most the key's best. Our `field` overrides OpenAI's `tier`. Raises
+        """Return the priority, at most the key's best. Our `field` goes before OpenAI's `tier`. Raises
         InvalidRequest, also for a value that is overridden."""
         from_header = _named(self.priority_header, PRIORITY_HEADER)
         from_field = _named(field, "priority")
@@ -246,7 +246,7 @@ def _named(label: str | None, param: str) -> Priority | None:
 
 @dataclass
 class RequestContext:
-    """State of a request from the gate to its end, also of a message of a WebSocket or a row of a batch."""
+    """State of a request from the gate to its end, also of a message or a row of a batch."""
 
     request_log: RequestLog
     caller: Caller
@@ -319,9 +319,8 @@ async def served(
     *,
     has_left: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[ServedRequest]:
-    """Serve a request without a response of its own, such as a message of a WebSocket. A failure is
-    stored, and a cancellation propagates. `end` is called once, after the reservation has ended. `has_left`:
-    True if the client has left, which is not a failure."""
+    """Serve a request without a response of its own, such as a message of a WebSocket. A failure is stored.
+    `end` is called once, after the reservation has ended. `has_left`: True if the client has left."""
     reservations = AsyncExitStack()
     request = ServedRequest(reservations)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Union
 
 import msgspec
@@ -138,9 +138,6 @@ class ErrorShape(msgspec.Struct, frozen=True):
     response: Callable[[Exception, str], Response]
     id_headers: tuple[str, ...] = ("x-request-id",)
 
-    def is_at(self, path: str) -> bool:
-        return any(path == prefix or path.startswith(f"{prefix}/") for prefix in self.prefixes)
-
 
 def _openai_response(error: Exception, request_id: str) -> Response:
     content = error_object(error, request_id=request_id)
@@ -173,7 +170,12 @@ _NUMBERED_TYPES = {
     404: "not_found_error",
     503: "unavailable_error",
 }
-_STATUSES = {failure.code or failure.type: failure.status for failure in TABLE.values()}
+_STATUSES = {failure.code: failure.status for failure in TABLE.values() if failure.code is not None}
+
+
+def status_of(body: ErrorBody) -> int:
+    """Return the status of an error in a stream, which has none."""
+    return _STATUSES.get(body.code or "", 400 if body.type == "invalid_request_error" else 500)
 
 
 def numbered(
@@ -181,7 +183,7 @@ def numbered(
 ) -> NumberedErrorObject:
     """`status`: None to derive it from the object's code."""
     body = sent.error
-    status = status or _STATUSES.get(body.code or body.type, 400)
+    status = status or status_of(body)
     is_too_long = body.code == "context_length_exceeded"
     numbered_error = NumberedError(
         code=status,
@@ -204,10 +206,6 @@ def _numbered_response(error: Exception, request_id: str) -> Response:
 
 def numbered_at(*prefixes: str) -> ErrorShape:
     return ErrorShape(prefixes, _numbered_response)
-
-
-def shape_at(path: str, shapes: Iterable[ErrorShape]) -> ErrorShape:
-    return next((shape for shape in shapes if shape.is_at(path)), OPENAI)
 
 
 _CLOSE = {"connection": "close"}

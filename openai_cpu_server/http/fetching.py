@@ -27,8 +27,6 @@ _CHUNK_BYTES = 64 * 1024
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _LOCAL = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b:1::/48", "fec0::/10")))
 """Networks that Python takes for public: of IPv4 addresses, of local NAT64, site-local."""
-
-
 _NETWORKS = tuple(
     map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"))
 )
@@ -167,9 +165,8 @@ def _cut_off(connection: http.client.HTTPConnection, until_s: float) -> Iterator
 
 
 def is_near(address: str, host: str) -> bool:
-    """Return True for an address that an operator's own host may have: a public one, or one of a private
-    network. Only a host that says so may be this machine. Link-local addresses include those at which clouds
-    tell secrets."""
+    """Return True for an address that an operator's own host may have: public, or of a private network.
+    Link-local ones are neither: clouds tell secrets there."""
     if is_public(address):
         return True
     one = ipaddress.ip_address(address.partition("%")[0])

@@ -10,21 +10,18 @@ from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
+from openai_cpu_server.http.body import BYTES_PER_S
 from openai_cpu_server.http.server import ConnectionLimits, Timer
 
 _MAX_FRAGMENTS = 4096
-_BYTES_PER_S = 1024
-"""A message gets one more second per this many bytes, as a body does."""
 _BAD_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-
-
 _READ_BYTES = 16 * 1024
 """Bytes read in one turn of the event loop: at most 2,700 frames, which take about 20 ms."""
 
 
 class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
-    """WebSocket that ends if its client does not read, or for a message that is late or in too many
-    fragments. Messages use the memory for bodies until the application takes them."""
+    """WebSocket that ends if its client does not read, or if a message is late or in too many fragments.
+    Messages use the memory for bodies until the application takes them."""
 
     limits: ClassVar[ConnectionLimits]
 
@@ -75,8 +72,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
             self.transport.abort()
 
     def handle_ping(self) -> None:
-        """Drop the pong if the client does not read or has left: only the last one is owed (RFC 6455, 5.5.3),
-        and all would use memory."""
+        """Drop the pong if the client does not read: only the last one is owed (RFC 6455, 5.5.3)."""
         if self.writable.is_set() and not self.transport.is_closing():
             super().handle_ping()
         else:
@@ -154,7 +150,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         now_s = self.loop.time()
         if self.read_paused:
             self._began_s = now_s
-        due_s = self._began_s + self.limits.read_timeout_s + self._unfinished_bytes() / _BYTES_PER_S
+        due_s = self._began_s + self.limits.read_timeout_s + self._unfinished_bytes() / BYTES_PER_S
         if now_s < due_s:
             self._late = self.loop.call_at(due_s, self._check_time)
         else:

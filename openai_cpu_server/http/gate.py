@@ -1,11 +1,11 @@
 """Checks before any handler: host name, key, origin of pages, and limits. A page can point its own name at
-this machine (DNS rebinding), and only the `Host` reveals this. Other pages send a foreign `Origin`."""
+this machine (DNS rebinding), which only the `Host` reveals."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from ipaddress import ip_address
 from types import MethodType
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from openai_cpu_server.http.context import (
     put_context,
     request_log_of,
 )
-from openai_cpu_server.http.errors import ErrorShape, is_ours, shape_at
+from openai_cpu_server.http.errors import OPENAI, ErrorShape, is_ours
 from openai_cpu_server.http.keys import (
     INFERENCE,
     Access,
@@ -62,7 +62,7 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Origin | None:
-        """Return None for text that is not an origin, such as `null`, which many pages share."""
+        """Return None for other text, such as `null`, which many pages share."""
         try:
             parts = urlsplit(text)
             port = parts.port
@@ -81,20 +81,19 @@ class Origin(NamedTuple):
 
 
 def canonical_origin(text: str) -> str:
-    """Return the origin as browsers write it. Other text, such as `*` and `null`, stays as it is."""
+    """Return the origin as browsers write it. Other text stays as it is."""
     origin = Origin.of(text)
     return text if origin is None else str(origin)
 
 
 def host_name(host: str) -> str | None:
-    """Return the name in a `Host` header without its port, or None if it is malformed."""
+    """Return the name in a `Host` header, or None if it is malformed."""
     match = _HOST.fullmatch(host)
     return match["name"].lower().rstrip(".") if match else None
 
 
 def is_own_host(scope: Scope, allowed: Collection[str]) -> bool:
-    """Return True if the server was called by an allowed name or by an address, which is never a page's
-    name. A client without `Host` is not a browser."""
+    """Return True for an allowed name, or an address, which is never a page's. No browser omits `Host`."""
     if ANY in allowed:
         return True
     hosts = Headers(scope=scope).getlist("host")
@@ -111,8 +110,7 @@ def is_own_host(scope: Scope, allowed: Collection[str]) -> bool:
 
 
 def check_origin(scope: Scope, allowed: Collection[str]) -> None:
-    """Reject pages of other origins. Raises OriginRefused. Browsers send some POSTs and open any WebSocket
-    without a preflight."""
+    """Reject pages of other origins, which need no preflight for a WebSocket. Raises OriginRefused."""
     headers = Headers(scope=scope)
     text = headers.get("origin")
     if text is None or (scope["type"] == "http" and scope["method"] in _READING):
@@ -136,9 +134,13 @@ def _own_origin(scope: Scope, headers: Headers) -> Origin | None:
 logger = logging.getLogger(__name__)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_SOCKET_REFUSED = 403
-"""Sent by the web server for a WebSocket that is closed before it opens, because it has no route."""
-_SWITCHING_PROTOCOLS = 101
+_SOCKET_STATUSES = {"websocket.accept": 101, "websocket.close": 403}
+"""Statuses of handshakes, the second of one that is refused because it has no route."""
+
+
+def shape_at(path: str, shapes: Iterable[ErrorShape]) -> ErrorShape:
+    places = ((f"{prefix}/", shape) for shape in shapes for prefix in shape.prefixes)
+    return next((shape for place, shape in places if f"{path}/".startswith(place)), OPENAI)
 
 
 class ErrorMiddleware:
@@ -157,7 +159,7 @@ class ErrorMiddleware:
         shape = shape_at(request_log.path, self._shapes)
 
         async def tagged(message: Message) -> None:
-            status = _opening_status(message)
+            status = _SOCKET_STATUSES.get(message["type"], message.get("status"))
             if request_log.status is None and status is not None:
                 message.setdefault("headers", [])
                 headers = {**limit_headers_of(scope), **dict.fromkeys(shape.id_headers, request_log.id)}
@@ -211,18 +213,6 @@ class HostGate:
             await self._refusing(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-
-def _opening_status(message: Message) -> int | None:
-    match message["type"]:
-        case "http.response.start" | "websocket.http.response.start":
-            status: int = message["status"]
-            return status
-        case "websocket.accept":
-            return _SWITCHING_PROTOCOLS
-        case "websocket.close":
-            return _SOCKET_REFUSED
-    return None
 
 
 _SPOOLED_BYTES = 1024 * 1024

@@ -1,5 +1,5 @@
-"""Fields that the server does not implement. A field that would not change the answer is ignored and named
-in the response; others are rejected, except with values that ask for nothing."""
+"""Fields that the server does not implement. One that would not change the answer is ignored and named in the
+response; others are rejected, except with values that ask for nothing."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ _HISTORY = UnsupportedParam("this route keeps no conversations; send all message
 HISTORY_REFUSALS: Refusals = dict.fromkeys(
     ("previous_response_id", "previous_message_id", "conversation", "thread", "continue"), _HISTORY
 )
-"""Fields of whole bodies that make the messages a part of a conversation. They are rejected wherever they
-have no meaning, also in lenient mode."""
+"""Fields of whole bodies that continue a stored conversation, rejected also in lenient mode."""
 
 TIERS = ("auto", "default", "flex", "priority")
 _CACHE = "prompts that begin alike are found without hints"

@@ -1,5 +1,4 @@
-"""Callers of requests: API keys and the access that a route requires, addresses, and the clients among which
-the scheduler takes turns."""
+"""Callers of requests: API keys, the access that a route requires, addresses, and clients to be fair to."""
 
 from __future__ import annotations
 
@@ -290,7 +289,7 @@ Address = Union[IPv4Address, IPv6Address]
 Network = Union[IPv4Network, IPv6Network]
 
 _SITE_BITS = 64
-"""A household or machine has a whole /64 of IPv6, and may change its address within it."""
+"""A household has a whole /64 of IPv6, within which its address may change."""
 _PORT = re.compile(r"^(?:\[([^\]]*)\](?::\d+)?|([^:]*):\d+)$")
 """`[2001:db8::1]`, with or without a port, and `192.0.2.1:80`."""
 _FOR = re.compile(r'\bfor="?([^";,\s]+)', re.IGNORECASE)
@@ -351,7 +350,7 @@ class Client(msgspec.Struct, frozen=True):
 
 
 def account_of(identity: Identity) -> str:
-    """Return the key or address to blame for crashes of an engine, or "". A body's `user` is not trusted."""
+    """Return the key or address to blame for crashes, or "". A body's `user` is not trusted."""
     if identity.key is not None and identity.key.digest:
         return f"key:{identity.key.digest.hex()[:_DIGEST_CHARS]}"
     return f"address:{identity.address}" if identity.address else ""
@@ -369,8 +368,7 @@ def key_of(label: str) -> str:
 
 
 def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None:
-    """Return the caller's address, or its /64 of IPv6, or None as on a Unix socket. Headers are believed
-    from the right up to the first untrusted hop."""
+    """Return the address, or its /64 of IPv6, or None. Headers are believed up to the first untrusted hop."""
     client = scope.get("client")
     hop = _address(client[0]) if client else None
     if hop is None:
@@ -388,8 +386,7 @@ def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None
 
 
 def is_local(scope: AsgiScope) -> bool:
-    """Return True if the peer and all hops in proxy headers are on this machine. The headers need no
-    trust, because they can only make it False."""
+    """Return True if the peer and all hops are on this machine. Headers can only make it False."""
     client = scope.get("client")
     if client is None:
         return True

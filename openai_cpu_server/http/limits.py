@@ -1,6 +1,5 @@
 """Limits of keys for requests and tokens over time and for calls at once. A call's prompt and `max_tokens`
-must fit. The prompt is counted when the call begins, the real output when it ends. Without `max_tokens` no
-room is reserved. A call that is rejected later gets its tokens back."""
+must fit. The prompt is counted when the call begins, the real output when it ends."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import asyncio
 import enum
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar, Union
 
@@ -28,10 +27,9 @@ class Window(msgspec.Struct, frozen=True):
     period_s: float
     previous: int = 0
     previous_left_s: float = 0.0
-    """Time until the previous window is no longer covered."""
     current: int = 0
     current_left_s: float = 0.0
-    """Time until the current window is no longer covered, which is its rest and one period."""
+    """Time until the current window is no longer covered: its rest and one period."""
 
     def remaining(self, limit: int) -> int:
         return max(0, limit - math.floor(self._used))
@@ -186,6 +184,11 @@ def duration(seconds: float) -> str:
 
 
 _CONCURRENT_RETRY_S = 1.0
+_QUOTAS = {
+    "requests_per_minute": (Unit.REQUESTS, Period.MINUTE),
+    "tokens_per_minute": (Unit.TOKENS, Period.MINUTE),
+    "tokens_per_day": (Unit.TOKENS, Period.DAY),
+}
 
 
 @dataclass
@@ -227,7 +230,11 @@ class Reservation:
         """Set by the running call before its end."""
         self.headers: dict[str, str] = {}
         self._name = name
-        self._quotas = tuple(_quotas(allowance))
+        self._quotas = tuple(
+            Quota(unit, period, limit)
+            for name, (unit, period) in _QUOTAS.items()
+            if (limit := getattr(allowance, name)) is not None
+        )
         self._concurrent = allowance.concurrent
         self._account = account
         self._meter = meter
@@ -339,12 +346,3 @@ class Reservation:
                 window = await self._meter.window(quota, self._name)
                 held = self._account.held_tokens if quota.unit is Unit.TOKENS else 0
                 self.headers.update(limit_headers(quota, window, held=held))
-
-
-def _quotas(allowance: Allowance) -> Iterator[Quota]:
-    if allowance.requests_per_minute is not None:
-        yield Quota(Unit.REQUESTS, Period.MINUTE, allowance.requests_per_minute)
-    if allowance.tokens_per_minute is not None:
-        yield Quota(Unit.TOKENS, Period.MINUTE, allowance.tokens_per_minute)
-    if allowance.tokens_per_day is not None:
-        yield Quota(Unit.TOKENS, Period.DAY, allowance.tokens_per_day)

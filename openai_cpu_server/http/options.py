@@ -31,9 +31,7 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_document_chars: int = 4 * 1024 * 1024
     """Total of a conversation's files."""
     domains: tuple[str, ...] = ()
-    """Allowed domains of URLs; `*.example.org` is everything below, `*` is any."""
     hosts: tuple[str, ...] = ()
-    """Allowed hosts with private addresses, as `HOST` or `HOST:PORT`."""
     folder: Path | None = None
     """Folder of `file:` URLs."""
     fetch_timeout_s: float = 20.0

@@ -6,13 +6,21 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails, from_json
+from pydantic_core import CoreSchema, ErrorDetails, core_schema, from_json
 
 from openai_cpu_server.errors import InvalidRequest, missing
 from openai_cpu_server.http.ignored_params import (
@@ -134,6 +142,70 @@ class Body(BaseModel):
         return reference
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """Annotation of a union. The member is chosen whose `names` include the `name` of the value; without an
+    `error` for others the last one takes them. `path_of` leaves out tags in angle brackets."""
+
+    names: Callable[[Any], Iterable[object]]
+    name: Callable[[Any], object]
+    error: str | None
+    message: str | None
+
+    def __get_pydantic_core_schema__(self, union: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices: dict[Any, CoreSchema] = {}
+        for member in get_args(union):
+            schema = handler.generate_schema(member)
+            for name in self.names(member):
+                choices.setdefault(f"<{name}>", schema)
+        other = next(reversed(choices)) if self.error is None else None
+        return core_schema.tagged_union_schema(
+            choices,
+            lambda value: tag if (tag := f"<{self.name(value)}>") in choices else other,
+            custom_error_type=self.error,
+            custom_error_message=self.message,
+        )
+
+
+def by_value(error: str | None = None, message: str | None = None) -> _Choice:
+    """Choose between a text, a list, an object and so on."""
+
+    def names(member: Any) -> list[str]:
+        while get_origin(member) is Annotated:
+            member, *_ = get_args(member)
+        kind = get_origin(member) or member
+        if kind is not Literal and issubclass(kind, BaseModel):
+            kind = dict
+        return ["str" if kind is Literal else kind.__name__]
+
+    return _Choice(names, lambda value: type(value).__name__, error, message)
+
+
+def _type_of(value: object) -> str | None:
+    name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return name if name is None or isinstance(name, str) else ""
+
+
+def _literals(kind: object) -> Iterator[object]:
+    if get_origin(kind) is Literal:
+        yield from get_args(kind)
+    elif kind is type(None):
+        yield None
+    for part in get_args(kind):
+        yield from _literals(part)
+
+
+def by_type(
+    error: str | None = None, message: str | None = None, name: Callable[[Any], str | None] = _type_of
+) -> _Choice:
+    """Choose by the field `type`, for which each member has its literals."""
+
+    def names(member: type[BaseModel]) -> list[object]:
+        return [*_literals(member.model_fields["type"].annotation)] or [member.__name__]
+
+    return _Choice(names, name, error, message)
+
+
 class IgnoredField(NamedTuple):
     path: str
     """`messages[3].colour`."""
@@ -174,6 +246,10 @@ IGNORED = "x-ignored-parameters"
 _LENIENT = "lenient"
 
 
+def first_names(names: Sequence[str]) -> tuple[str, ...]:
+    return (*names[:MOST_NAMED], *(("...",) if len(names) > MOST_NAMED else ()))
+
+
 class Ignored(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
 
@@ -187,8 +263,8 @@ def is_lenient(info: ValidationInfo) -> bool:
 
 
 def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
-    """Return the body and its ignored fields. `lenient`: unknown fields are ignored too, and some fields
-    accept more values. Raises InvalidRequest, TooManyValues."""
+    """Return the body and its ignored fields. `lenient`: unknown fields are ignored. Raises
+    InvalidRequest."""
     check_json_size(data, most_numbers=schema.most_numbers)
     validated = partial(schema.model_validate_json, data, context={_LENIENT: lenient})
     return _checked(validated, partial(from_json, data), lenient=lenient)
@@ -205,14 +281,12 @@ def parse_fields(
 
 _FORM_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 """`name`, `name[]` of a list, or `name[key]` of an object."""
-
-
 _JSON_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null", "undefined": "null"}
 
 
 def parse_form(schema: type[B], fields: Iterable[tuple[str, str]], *, lenient: bool) -> tuple[B, Ignored]:
-    """Validate a form's fields; an empty one is absent, and numbers, objects and booleans are JSON text, also
-    as Python and JavaScript write them. Raises InvalidRequest."""
+    """Validate a form's fields. An empty one is absent, and values are JSON text, also as Python and
+    JavaScript write them. Raises InvalidRequest."""
     found: dict[str, Any] = {}
     for name, text in fields:
         match = _FORM_NAME.fullmatch(name)
@@ -258,13 +332,12 @@ def _checked(
         names = ", ".join(f"'{name}'" for name in unknown[:8])
         message = f"Unknown parameter{'s' if len(unknown) > 1 else ''}: {names}."
         raise InvalidRequest(message, param=unknown[0], code="unknown_parameter")
-    more = ("...",) if len(kinds) > MOST_NAMED else ()
-    return body, Ignored((*map(header_safe, [*kinds][:MOST_NAMED]), *more))
+    return body, Ignored(tuple(map(header_safe, first_names([*kinds]))))
 
 
 def path_of(location: Sequence[int | str], content: object, *, is_missing: bool = False) -> str | None:
     """Return `messages[0].type` for `("messages", 0, "<choice>", "type")`. Parts that the body lacks are
-    pydantic's own and left out. `is_missing`: the last part may be lacking."""
+    pydantic's own. `is_missing`: the last part may be lacking."""
     path, last = "", len(location) - 1 if is_missing else None
     for at, part in enumerate(location):
         if isinstance(part, int):

@@ -7,14 +7,14 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from openai_cpu_server.http.context import RequestContext
 from openai_cpu_server.http.errors import CLIENT_GONE, ErrorObject, ErrorShape
-from openai_cpu_server.http.keys import Access
+from openai_cpu_server.http.keys import CALLS, Access
 from openai_cpu_server.http.parse import Body
 
 JsonSchema = dict[str, object]
@@ -24,8 +24,6 @@ Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 P = TypeVar("P")
 
 WEBSOCKET = "WEBSOCKET"
-GENERATION_ERRORS = (404, 408, 429, CLIENT_GONE, 500, 503)
-"""Statuses of calls to a model, beside those of any request."""
 _CHUNKS = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; at the end `data: [DONE]`."
 _ROUTES = "api_routes"
 
@@ -45,12 +43,8 @@ class ApiRoute:
     body_media: str = "application/json"
     form: JsonSchema | None = None
     query: Mapping[str, JsonSchema] = field(default_factory=dict)
-    answer: type[msgspec.Struct] | None = None
-    also: tuple[type[msgspec.Struct], ...] = ()
-    lists: tuple[bool, ...] = (False,)
-    """True for a list of answers; both if it depends on the request."""
-    or_list_of: type[msgspec.Struct] | None = None
-    """Element of a list that is another possible answer."""
+    answer: Any = None
+    """A struct, or a list of them. A tuple if it depends on the request."""
     media: str = "application/json"
     status: int = 200
     streams: bool = False
@@ -73,6 +67,12 @@ class ApiRoute:
         return handler
 
     @property
+    def answers(self) -> tuple[Any, ...]:
+        if isinstance(self.answer, tuple):
+            return self.answer
+        return () if self.answer is None else (self.answer,)
+
+    @property
     def summary(self) -> str:
         first, _, _ = (inspect.getdoc(self.handler) or "").partition("\n\n")
         return " ".join(first.split())
@@ -84,6 +84,12 @@ class ApiRoute:
     @property
     def name(self) -> str:
         return f"{self.method} {self.shown_path}"
+
+
+model_route = partial(
+    ApiRoute, "POST", access=CALLS, streams=True, errors=(404, 408, 429, CLIENT_GONE, 500, 503)
+)
+"""Route of calls to a model."""
 
 
 def routes_of(router: Callable[..., Any]) -> tuple[ApiRoute, ...]:

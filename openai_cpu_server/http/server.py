@@ -1,5 +1,5 @@
-"""Web server: graceful shutdown, and connections with limits of number, size and pace. Look here first when
-uvicorn's protocol changes, because `LimitedConnection` overrides its internals."""
+"""Web server: graceful shutdown, and connections with limits of number, size and pace. `LimitedConnection`
+overrides uvicorn's internals: look here first when these change."""
 
 from __future__ import annotations
 
@@ -31,12 +31,16 @@ _RESERVE = 128
 
 
 def room_for_connections(wanted: int) -> int:
-    """Return the possible number of connections, and raise the soft limit of open files. Beyond that limit
-    a connection cannot even be rejected."""
-    files = _raised(wanted + _RESERVE)
-    possible = max(1, files - _RESERVE)
-    if possible >= wanted:
+    """Return the possible number of connections, and raise the soft limit of open files."""
+    needed, (files, hard) = wanted + _RESERVE, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(OSError, ValueError):  # macOS has a limit below the hard one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            files = raised
+    if files == resource.RLIM_INFINITY or files >= needed:
         return wanted
+    possible = max(1, files - _RESERVE)
     logger.warning(
         "at most %d connections instead of the %d of --max-connections: the system limits this process "
         "to %d open files (see ulimit -Hn)",
@@ -47,23 +51,10 @@ def room_for_connections(wanted: int) -> int:
     return possible
 
 
-def _raised(needed: int) -> int:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return needed
-    raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-    except (OSError, ValueError):  # macOS has a limit below the hard one
-        return soft
-    return raised
-
-
 _MOST_PENDING = 1024
 """Connections that the kernel holds until they are accepted."""
 ACCEPTED_AT_ONCE = 8
-"""Connections accepted in one turn of the event loop. Each may bring a request, and running streams wait for
-all of a turn."""
+"""Connections accepted in one turn of the event loop, for all of which running streams wait."""
 
 
 class Listener(uvicorn.Server):
@@ -87,9 +78,9 @@ class Engines(Protocol):
 
 
 class WebServer(Listener):
-    """uvicorn with other meanings of signals. The first drains: no new requests are accepted, running ones
-    get `drain_s`, and `checkpoint` is called. The second ends them at once, the third skips the delivery
-    of last bytes. Signals are not raised again, so the process exits with 0."""
+    """uvicorn with other meanings of signals: the first drains for `drain_s` and calls `checkpoint`, the
+    second ends running requests at once, the third skips the delivery of last bytes. The process exits with
+    0."""
 
     def __init__(
         self,
@@ -173,8 +164,7 @@ class Complaints:
 
 
 class Hangup:
-    """SIGHUP handler, created in the main thread early so that no signal is lost. Masking the signal would
-    not reach threads that libraries have started."""
+    """SIGHUP handler, created in the main thread early so that no signal is lost."""
 
     def __init__(self) -> None:
         self._has_come = False

@@ -1,5 +1,5 @@
-"""WebSocket server for all families. A socket passes the gate as a request does, and each of its requests
-is checked against the current keys, logged, and ended once."""
+"""WebSocket server for all families. Each request of a socket is checked against the current keys, logged,
+and ended once."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ from openai_cpu_server.observe.ended import RequestOrigin
 
 class Exchange(Protocol):
     async def take(self, data: bytes) -> None:
-        """Reading is paused until this returns, so that a client that does not read is not read either.
-        Longer work goes to `OpenSocket.start`."""
+        """Reading is paused until this returns. Longer work goes to `OpenSocket.start`."""
 
     def cancel(self) -> None: ...
 

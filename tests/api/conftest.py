@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import NoReturn
 
 import httpx
@@ -17,6 +18,14 @@ from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import api, client, new_engine, running
+
+_MIDDAY = 20_000.5 * 86_400 + 30
+
+
+@pytest.fixture(autouse=True)
+def within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates are counted by minutes and days of the clock. No test begins in one and ends in the next."""
+    monkeypatch.setattr("limits.aio.storage.memory.time", SimpleNamespace(time=lambda: _MIDDAY))
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def greeting(
     )
     history = RequestHistory(Telemetry.new(model="m"))
     served = list(served_routes([room], word))
-    return client(application(served, guard, history=history, options=options, headers=(), lifespan=None))
+    return client(application(served, guard, history=history, options=options, headers=()))
 
 
 KEY = {"authorization": "Bearer secret"}

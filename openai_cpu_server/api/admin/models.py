@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.generation.renderer import Chunk, events
-from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, event_source, while_connected
+from openai_cpu_server.api.generation.route import event_source, while_connected
 from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, read_body, response_of
 from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.contract.model_info import ModelKind
@@ -233,8 +233,7 @@ class ModelRoutes:
         store = store_for(self._store, body.model, request)
         if body.stream:
             progress = _pull_events(store, body.model, request)
-            headers = {**NO_STORE_HEADERS, **ignored.headers}
-            return event_source(progress, headers, keep_alive_s=self._options.keep_alive_s)
+            return event_source(progress, ignored.headers, keep_alive_s=self._options.keep_alive_s)
         await while_connected(request.receive, partial(pull_to_end, store, body.model))
         return json_response(model_card(self._models.choose(body.model, None)), headers=ignored.headers)
 

@@ -130,6 +130,7 @@ _CONVERSATION: Mapping[str, JsonSchema] = {
     "conv_id": {"type": "string", "description": "the client's name for it"}
 }
 _stream = partial(_route, "GET", streams=True, media="text/event-stream")
+_STREAMS = list[StreamState]  # in the class `list` is a route
 
 
 class RequestRoutes:
@@ -228,7 +229,7 @@ class RequestRoutes:
             self._streams.forget(stream)
         return Response(status_code=204)
 
-    @_route("POST", "/v1/streams/lookup", body=LookupBody, answer=StreamState, lists=(True,))
+    @_route("POST", "/v1/streams/lookup", body=LookupBody, answer=_STREAMS)
     async def look_up(self, request: Request) -> Response:
         """List the resumable streams among these conversations."""
         body, ignored, _ = await read_body(LookupBody, request)

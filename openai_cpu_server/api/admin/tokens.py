@@ -8,16 +8,16 @@ from itertools import groupby
 from typing import Annotated, ClassVar, Union
 
 import msgspec
-from pydantic import Field, Tag
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.chat.routes import chat_params
 from openai_cpu_server.api.chat.schema import ChatBody, Messages, Tools
-from openai_cpu_server.api.chat.to_params import chat_params
 from openai_cpu_server.api.generation.params import LONG_BODY, GenerationParams, JsonObject
 from openai_cpu_server.api.generation.resolve import PromptEnds, tokens_of
 from openai_cpu_server.api.generation.sampling import check_tokens
-from openai_cpu_server.api.generation.schema import TEXT_OR_LIST
+from openai_cpu_server.api.generation.schema import TextOrList
 from openai_cpu_server.api.state import AppState, chosen_model, read_body
 from openai_cpu_server.contract.media import is_row
 from openai_cpu_server.contract.model_info import ModelKind
@@ -32,9 +32,7 @@ from openai_cpu_server.json_size import MOST_TOKENS
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import whole_prompt
 
-MixedContent = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[list[Union[int, str]], Tag("<list>")]], TEXT_OR_LIST
-]
+MixedContent = TextOrList[list[Union[int, str]]]
 
 
 class TokenizeBody(Body):

@@ -8,27 +8,8 @@ from typing import Union
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from openai_cpu_server.api.generation import renderer
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest, ToolCallStyle
-from openai_cpu_server.api.generation.renderer import (
-    REPETITION,
-    ChatLogprobs,
-    ChoiceStream,
-    ChunkStream,
-    Completion,
-    ContentScores,
-    EndedBy,
-    GatheredAnswer,
-    GatheredCall,
-    NewId,
-    chat_logprobs,
-    completion,
-    content_of,
-    ended_by,
-    finish_reason,
-    json_text,
-    new_tool_call_id,
-    reasoning_of,
-)
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import wrong
@@ -68,7 +49,7 @@ def called_functions(parts: Sequence[Part]) -> list[CalledFunction | CalledCusto
 
 
 def _reason(finish: Finish, reader: PartsReader, style: ToolCallStyle | None) -> str:
-    reason = finish_reason(finish)
+    reason = renderer.finish_reason(finish)
     if style is None or finish.reason is not FinishReason.STOP or not reader.has_calls:
         return reason
     if reader.is_cut:
@@ -95,50 +76,51 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
 class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: AssistantMessage
-    logprobs: ChatLogprobs | None
+    logprobs: renderer.ChatLogprobs | None
     finish_reason: str
-    ended_by: EndedBy = UNSET
+    ended_by: renderer.EndedBy = UNSET
 
 
-class ChatCompletion(Completion[ChatChoice], frozen=True, kw_only=True):
+class ChatCompletion(renderer.Completion[ChatChoice], frozen=True, kw_only=True):
     object: str = "chat.completion"
 
 
 class ChatRenderer:
-    def __init__(self, new_id: NewId = new_tool_call_id) -> None:
+    def __init__(self, new_id: renderer.NewId = renderer.new_tool_call_id) -> None:
         self._new_id = new_id
 
-    def whole(self, gathered: GatheredCall) -> bytes:
+    def whole(self, gathered: renderer.GatheredCall) -> bytes:
         choices = [
             self._choice(gathered.call, gathered.pieces, index, answer)
             for index, (_, answer) in enumerate(gathered.shown)
         ]
-        return completion(ChatCompletion, gathered, choices)
+        return renderer.completion(ChatCompletion, gathered, choices)
 
-    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> ChunkStream:
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> renderer.ChunkStream:
         shown_pieces = None if call.shown_logprobs is None else pieces
-        choices: dict[str, ChoiceStream] = {}
+        choices: dict[str, renderer.ChoiceStream] = {}
         for index, request in enumerate(call.requests):
             if call.tool_calls is None and call.thinking is None:
                 choices[request.id] = _TextChoice(index, shown_pieces).choices
             else:
                 choices[request.id] = _PartsChoice(index, shown_pieces, call, self._new_id).choices
-        return ChunkStream(call, "chat.completion.chunk", choices, empty=_EMPTY)
+        return renderer.ChunkStream(call, "chat.completion.chunk", choices, empty=_EMPTY)
 
     def _choice(
-        self, call: ResolvedRequest, pieces: PieceTexts, index: int, answer: GatheredAnswer
+        self, call: ResolvedRequest, pieces: PieceTexts, index: int, answer: renderer.GatheredAnswer
     ) -> ChatChoice:
         logprobs = None
         if call.shown_logprobs is not None:
-            logprobs = chat_logprobs(answer.logprobs[answer.answer_start :], pieces)
+            logprobs = renderer.chat_logprobs(answer.logprobs[answer.answer_start :], pieces)
         reader = call.reader()
         parts = answer.parts(reader)
         reason = _reason(answer.ended, reader, call.tool_calls)
         message = self._message(parts, call.tool_calls)
-        return ChatChoice(index, message, logprobs, reason, ended_by(answer.ended))
+        return ChatChoice(index, message, logprobs, reason, renderer.ended_by(answer.ended))
 
     def _message(self, parts: Sequence[Part], style: ToolCallStyle | None) -> AssistantMessage:
-        content, functions, thoughts = content_of(parts), called_functions(parts), reasoning_of(parts)
+        content, thoughts = renderer.content_of(parts), renderer.reasoning_of(parts)
+        functions = called_functions(parts)
         message = AssistantMessage(
             content=content or None if thoughts or functions else content,
             reasoning_content=thoughts or UNSET,
@@ -170,16 +152,16 @@ class _TextChoice:
             self._is_open = True
             parts.append(self._delta(b'{"role":"assistant","content":""}'))
         if event.text or event.logprobs:
-            content = b'{"content":' + json_text(event.text) + b"}"
+            content = b'{"content":' + renderer.json_text(event.text) + b"}"
             parts.append(self._delta(content, self._logprobs(event.logprobs)))
         if event.finish is not None:
-            parts.append(self._last(event.finish, finish_reason(event.finish)))
+            parts.append(self._last(event.finish, renderer.finish_reason(event.finish)))
         return parts
 
     def _last(self, finish: Finish, reason: str, logprobs: bytes = _NO_LOGPROBS) -> bytes:
         quoted = b'"%b"' % reason.encode()
         if finish.is_loop:
-            quoted += b',"ended_by":"%b"' % REPETITION.encode()
+            quoted += b',"ended_by":"%b"' % renderer.REPETITION.encode()
         return self._delta(b"{}", logprobs, quoted)
 
     def _delta(self, delta: bytes, logprobs: bytes = _NO_LOGPROBS, reason: bytes = b"null") -> bytes:
@@ -189,20 +171,22 @@ class _TextChoice:
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> bytes:
         if self._pieces is None:
             return _NO_LOGPROBS
-        return msgspec.json.encode(chat_logprobs(entries, self._pieces))
+        return msgspec.json.encode(renderer.chat_logprobs(entries, self._pieces))
 
 
 class _PartsChoice(_TextChoice):
     """Choice with reasoning, content and calls. Text that may begin another part is held back with its
     scores."""
 
-    def __init__(self, index: int, pieces: PieceTexts | None, call: ResolvedRequest, new_id: NewId) -> None:
+    def __init__(
+        self, index: int, pieces: PieceTexts | None, call: ResolvedRequest, new_id: renderer.NewId
+    ) -> None:
         super().__init__(index, pieces)
         self._style = call.tool_calls
         self._reader = call.reader()
         self._new_id = new_id
         self._num_calls = 0
-        self._content_scores = ContentScores()
+        self._content_scores = renderer.ContentScores()
 
     def choices(self, event: TokenEvent) -> list[bytes]:
         self._content_scores.add(event)
@@ -220,22 +204,22 @@ class _PartsChoice(_TextChoice):
 
     def _shown(self, part: Part) -> bytes:
         if isinstance(part, ThinkingText):
-            thoughts = json_text(part.text)
+            thoughts = renderer.json_text(part.text)
             return self._delta(b'{"reasoning_content":' + thoughts + b',"reasoning":' + thoughts + b"}")
         if isinstance(part, (CallBegin, CallArguments, CallText)):
             return self._delta(self._call(part), self._released_logprobs())
-        return self._delta(b'{"content":' + json_text(part.text) + b"}", self._released_logprobs())
+        return self._delta(b'{"content":' + renderer.json_text(part.text) + b"}", self._released_logprobs())
 
     def _call(self, part: CallBegin | CallArguments | CallText) -> bytes:
         is_custom = part.takes_text if isinstance(part, CallBegin) else isinstance(part, CallText)
         kind, field = (b"custom", b"input") if is_custom else (b"function", b"arguments")
         if isinstance(part, CallBegin):
-            function = b'{"name":%b,"%b":""}' % (json_text(part.name), field)
+            function = b'{"name":%b,"%b":""}' % (renderer.json_text(part.name), field)
             head = b'{"tool_calls":[{"index":%d,"id":"%s","type":"%b","%b":'
             head %= (self._num_calls, self._new_id().encode(), kind, kind)
             self._num_calls += 1
         else:
-            function = b'{"%b":%b}' % (field, json_text(part.text))
+            function = b'{"%b":%b}' % (field, renderer.json_text(part.text))
             head = b'{"tool_calls":[{"index":%d,"%b":' % (self._num_calls - 1, kind)
         is_legacy = self._style is not None and self._style.is_legacy
         return (b'{"function_call":' + function + b"}") if is_legacy else head + function + b"}]}"

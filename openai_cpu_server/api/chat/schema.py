@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.http.ignored_params import MESSAGE_REFUSALS, Refusals
-from openai_cpu_server.http.parse import Body
+from openai_cpu_server.http.parse import Body, by_type, by_value
 
 
 def _refuse_choice(kind: object) -> object:
@@ -42,13 +42,7 @@ class NestedGrammarFormat(shared.OpenBody):
 class Custom(shared.OpenBody):
     name: shared.Name
     description: str | None = None
-    format: (
-        Annotated[
-            Union[Annotated[NestedGrammarFormat, Tag("<grammar>")], Annotated[shared.AnyText, Tag("<text>")]],
-            shared.CUSTOM_FORMAT,
-        ]
-        | None
-    ) = None
+    format: Annotated[Union[NestedGrammarFormat, shared.AnyText], shared.CUSTOM_FORMAT] | None = None
 
 
 class ChatTextTool(shared.OpenBody):
@@ -56,14 +50,7 @@ class ChatTextTool(shared.OpenBody):
     custom: Custom
 
 
-AnyTool = Annotated[
-    Union[
-        Annotated[Tool, Tag("<function>")],
-        Annotated[ChatTextTool, Tag("<custom>")],
-        Annotated[shared.ForeignKind, Tag("<other>")],
-    ],
-    shared.by_type("function", "custom"),
-]
+AnyTool = Annotated[Union[Tool, ChatTextTool, shared.ForeignKind], by_type()]
 """Tool of a chat. Types that are not supported here are left out."""
 
 
@@ -83,16 +70,7 @@ class NamedCustom(Body):
 
 class AllowedTools(Body):
     mode: Literal["auto", "required"]
-    tools: shared.NonEmptyList[
-        Annotated[
-            Union[
-                Annotated[NamedTool, Tag("<function>")],
-                Annotated[NamedCustom, Tag("<custom>")],
-                Annotated[shared.ForeignKind, Tag("<other>")],
-            ],
-            shared.by_type("function", "custom"),
-        ]
-    ]
+    tools: shared.NonEmptyList[Annotated[Union[NamedTool, NamedCustom, shared.ForeignKind], by_type()]]
 
 
 class AllowedChoice(Body):
@@ -121,13 +99,9 @@ ToolChoice = Annotated[
         custom_error_message="Input should be 'none', 'auto', 'required' or an object",
     ),
 ]
-
-
 FunctionCall = Annotated[
-    Union[Annotated[Literal["none", "auto"], Tag("<text>")], Annotated[FunctionName, Tag("<object>")]],
-    shared.by_value(
-        "function_call", "Input should be 'none', 'auto' or an object with a 'name'", text=str, object=dict
-    ),
+    Union[Literal["none", "auto"], FunctionName],
+    by_value("function_call", "Input should be 'none', 'auto' or an object with a 'name'"),
 ]
 Tools = Annotated[list[AnyTool], Field(max_length=shared.MAX_TOOLS, fail_fast=True)]
 Functions = Annotated[list[LegacyFunction], Field(max_length=shared.MAX_TOOLS, fail_fast=True)]
@@ -148,10 +122,7 @@ class TextPart(shared.OpenBody):
 
 REASONING_TYPES = ("thinking", "reasoning")
 """Types of parts with reasoning, from Mistral and LangChain."""
-Part = Annotated[
-    Union[Annotated[TextPart, Tag("<text>")], Annotated[shared.ForeignKind, Tag("<other>")]],
-    shared.by_type("text", "input_text", "output_text", "refusal", tag="text"),
-]
+Part = Annotated[Union[TextPart, shared.ForeignKind], by_type()]
 Content = shared.TextOrList[shared.ListOf[Part]]
 
 

@@ -1,5 +1,4 @@
-"""WebSocket of `/v1/chat/completions`: many requests at once, each handled like a POST. A message is one
-JSON object about one request."""
+"""WebSocket of `/v1/chat/completions`: many requests at once, each handled like a POST."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class SocketCancel(msgspec.Struct, frozen=True):
 
 
 def read_message(data: bytes) -> Union[SocketRequest, SocketCancel]:
-    """Parse a message. Anything but an object is a `SocketRequest`, rejected like all bodies. Raises
-    InvalidRequest, TooManyValues."""
+    """Parse a message. Anything but an object is a `SocketRequest`. Raises InvalidRequest, TooManyValues."""
     check_json_size(data, most_numbers=MOST_TOKENS)
     try:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])

@@ -18,9 +18,8 @@ from openai_cpu_server.api.generation.sampling import ignored_samplers
 from openai_cpu_server.api.generation.to_params import details_param, generation_params, prediction_limit
 from openai_cpu_server.api.state import AppState
 from openai_cpu_server.errors import wrong
-from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.parse import Ignored
-from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
+from openai_cpu_server.http.routes import ApiRouter, model_route
 from openai_cpu_server.json_size import MOST_TOKENS
 
 
@@ -73,15 +72,11 @@ class CompletionRoutes:
     def __init__(self, state: AppState) -> None:
         self.route = GenerationRoute(COMPLETIONS, state.generation)
 
-    @ApiRoute(
-        "POST",
+    @model_route(
         "/v1/completions",
-        CALLS,
-        "Generation",
+        tag="Generation",
         body=CompletionBody,
         answer=TextCompletion,
-        streams=True,
-        errors=GENERATION_ERRORS,
         batched=lambda at: at.route.answer,
     )
     async def create(self, request: Request) -> ASGIApp:

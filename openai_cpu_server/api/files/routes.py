@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -308,7 +308,7 @@ _UPLOAD: JsonSchema = {
     "additionalProperties": False,
 }
 _file_route = partial(ApiRoute, access=INFERENCE, tag="Batches")
-_FILE: Any = {"answer": FileObject, "also": (FileMetadata,)}
+_FILE = (FileObject, FileMetadata)
 _route = partial(_file_route, answer=BatchObject)
 
 
@@ -318,7 +318,7 @@ class BatchRoutes:
         self._jobs = state.jobs
         self._models = state.models
 
-    @_file_route("POST", "/v1/files", access=UPLOADS, form=_UPLOAD, **_FILE, errors=(400,))
+    @_file_route("POST", "/v1/files", access=UPLOADS, form=_UPLOAD, answer=_FILE, errors=(400,))
     async def create_file(self, request: Request) -> Response:
         """Upload a file, such as the input of a batch."""
         self._models.check_not_ending()  # before the upload is read
@@ -360,8 +360,7 @@ class BatchRoutes:
             "page": {"type": "string"},
             "ids[]": {"type": "array", "items": {"type": "string"}, "maxItems": _MOST_IDS},
         },
-        answer=FileList,
-        also=(FileMetadataList,),
+        answer=(FileList, FileMetadataList),
         errors=(404,),
     )
     async def list_files(self, request: Request) -> Response:
@@ -396,12 +395,12 @@ class BatchRoutes:
         next_page = f"{_PAGE}{records[-1].id}" if has_more else None
         return FileMetadataList(data=[*map(FileMetadata.of, records)], has_more=has_more, next_page=next_page)
 
-    @_file_route("GET", "/v1/files/{id}", **_FILE)
+    @_file_route("GET", "/v1/files/{id}", answer=_FILE)
     async def file(self, request: Request) -> Response:
         """Describe a file."""
         return json_response(_shown(request, await self._jobs.files.get(*_named(request))))
 
-    @_file_route("DELETE", "/v1/files/{id}", answer=FileDeleted, also=(FileDeletion,), errors=(409,))
+    @_file_route("DELETE", "/v1/files/{id}", answer=(FileDeleted, FileDeletion), errors=(409,))
     async def delete_file(self, request: Request) -> Response:
         """Delete a file."""
         owner, file_id = _named(request)

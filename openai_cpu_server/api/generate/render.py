@@ -8,19 +8,8 @@ from typing import Union
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from openai_cpu_server.api.generation import renderer
 from openai_cpu_server.api.generation.call import ResolvedRequest
-from openai_cpu_server.api.generation.renderer import (
-    Chunk,
-    EndedBy,
-    GatheredCall,
-    Renderer,
-    content_of,
-    ended_by,
-    finish_reason,
-    json_text,
-    progress_field,
-    reasoning_of,
-)
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, PromptProgress, TokenEvent
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject
@@ -63,7 +52,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     """Text as JSON, or null if not requested or cut."""
     reasoning: Union[str, UnsetType] = UNSET
     finish_reason: str
-    ended_by: EndedBy = UNSET
+    ended_by: renderer.EndedBy = UNSET
     metrics: GenerateMetrics
 
 
@@ -78,7 +67,7 @@ class BatchedGeneration(msgspec.Struct, frozen=True, kw_only=True):
     structured_data: Union[msgspec.Raw, UnsetType] = UNSET
     reasoning: Union[str, UnsetType] = UNSET
     finish_reason: Union[str, UnsetType] = UNSET
-    ended_by: EndedBy = UNSET
+    ended_by: renderer.EndedBy = UNSET
     metrics: Union[GenerateMetrics, UnsetType] = UNSET
 
 
@@ -96,24 +85,26 @@ def _generated(call: ResolvedRequest, text: str, finish: Finish, figures: Figure
         model=call.model,
         text=text,
         structured_data=_as_json(text) if call.details.as_json else NO_JSON,
-        finish_reason=finish_reason(finish),
-        ended_by=ended_by(finish),
+        finish_reason=renderer.finish_reason(finish),
+        ended_by=renderer.ended_by(finish),
         metrics=GenerateMetrics.of(figures),
     )
 
 
 class GenerateRenderer:
-    def whole(self, gathered: GatheredCall) -> bytes:
+    def whole(self, gathered: renderer.GatheredCall) -> bytes:
         call, answer = gathered.call, gathered.only
         parts = answer.parts(call.reader())
-        generated = _generated(call, content_of(parts), answer.ended, gathered.figures)
-        return msgspec.json.encode(msgspec.structs.replace(generated, reasoning=reasoning_of(parts) or UNSET))
+        generated = _generated(call, renderer.content_of(parts), answer.ended, gathered.figures)
+        return msgspec.json.encode(
+            msgspec.structs.replace(generated, reasoning=renderer.reasoning_of(parts) or UNSET)
+        )
 
     def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> GenerateStream:
         return GenerateStream(call)
 
 
-class GenerateStream(Renderer):
+class GenerateStream(renderer.Renderer):
     """Stream of texts. The last object has the metrics, and the whole text as JSON."""
 
     def __init__(self, call: ResolvedRequest) -> None:
@@ -122,29 +113,29 @@ class GenerateStream(Renderer):
         self._texts: list[str] = []
         self._finish: Finish | None = None
 
-    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+    def event(self, event: TokenEvent) -> Sequence[renderer.Chunk]:
         parts = self._reader.read(event)
         if event.finish is not None:
             self._finish = event.finish
-            finish_reason(event.finish)
+            renderer.finish_reason(event.finish)
         return [chunk for part in parts for chunk in self._shown(part)]
 
-    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        return (Chunk(b'{"text":"",%b}' % progress_field(progress, figures)),)
+    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[renderer.Chunk]:
+        return (renderer.Chunk(b'{"text":"",%b}' % renderer.progress_field(progress, figures)),)
 
-    def end(self, figures: Figures) -> Sequence[Chunk]:
+    def end(self, figures: Figures) -> Sequence[renderer.Chunk]:
         assert self._finish is not None, "all sequences have ended"
         last = _generated(self._call, "".join(self._texts), self._finish, figures)
-        return (Chunk(msgspec.json.encode(msgspec.structs.replace(last, text=""))),)
+        return (renderer.Chunk(msgspec.json.encode(msgspec.structs.replace(last, text=""))),)
 
-    def _shown(self, part: Part) -> Sequence[Chunk]:
+    def _shown(self, part: Part) -> Sequence[renderer.Chunk]:
         if isinstance(part, ThinkingText):
-            return (Chunk(b'{"text":"","reasoning":%b}' % json_text(part.text)),)
+            return (renderer.Chunk(b'{"text":"","reasoning":%b}' % renderer.json_text(part.text)),)
         if not isinstance(part, Content):
             return ()  # the request offers no tools
         if self._call.details.as_json:
             self._texts.append(part.text)
-        return (Chunk(b'{"text":%b}' % json_text(part.text)),)
+        return (renderer.Chunk(b'{"text":%b}' % renderer.json_text(part.text)),)
 
 
 def batch_bytes(results: Sequence[bytes], num_failed: int) -> bytes:

@@ -1,11 +1,10 @@
-"""Bodies and routes of `/generate`, `/v1/generate` and `/v1/generate/batch`, and conversion to a
-`GenerationParams`."""
+"""Bodies, routes and conversion of `/generate`, `/v1/generate` and `/v1/generate/batch`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -27,10 +26,10 @@ from openai_cpu_server.errors import BodyTooLarge, wrong
 from openai_cpu_server.http.body import off_loop, streamed_body
 from openai_cpu_server.http.context import RequestContext, context_of, served
 from openai_cpu_server.http.errors import CLIENT_GONE, error_object, failure_of, json_response
-from openai_cpu_server.http.keys import CALLS, INFERENCE
+from openai_cpu_server.http.keys import INFERENCE
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, parse, parse_fields
-from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter, model_route
 
 MAX_ITEMS = 1024
 """Default limit of sequences in one call of another family."""
@@ -88,8 +87,7 @@ def generate_params(body: GenerateBody) -> GenerationParams:
 
 
 _AT_ONCE = 64
-"""Requests of a batch that are served at once, as of a WebSocket, so that one client does not fill the
-queue."""
+"""Requests of a batch that are served at once, so that one client does not fill the queue."""
 _ITEM_PATH = "/v1/generate"
 
 
@@ -111,8 +109,7 @@ class PromptBatch(NamedTuple):
 
 @dataclass
 class _RunningBatch:
-    """Live batch, cancelled with all its requests when its client leaves. Each request has its own limits
-    and its own end."""
+    """Live batch, cancelled when its client leaves. Each request has its own limits and its own end."""
 
     state: AppState
     outer: RequestContext
@@ -138,15 +135,13 @@ class _RunningBatch:
 
     async def _result(self, index: int) -> bytes:
         """Count and log each request by itself, from the arrival of the batch."""
-        outer = self.outer.request_log
-        request_log = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
-        request_log.started_s, request_log.client = outer.started_s, self.outer.identity.holder
-        answer = b""
+        outer, log = self.outer, self.outer.request_log
+        inner = outer.inner(log.origin, id=f"{log.id}/{index}", path=_ITEM_PATH)
+        context = replace(inner, reservation=self.state.limits.reservation(outer.identity.key))
+        request_log, answer = context.request_log, b""
+        request_log.started_s = log.started_s
         async with served(request_log, self.state.history.end) as request:
-            request_log.priority = self.outer.caller.announced_priority()
-            reservation = self.state.limits.reservation(self.outer.identity.key)
-            caller, timeout_s = self.outer.caller, self.outer.timeout_s
-            context = RequestContext(request_log, caller, reservation, timeout_s=timeout_s)
+            request_log.priority = outer.caller.announced_priority()
             await request.hold(context)
             reading = partial(self.batch.params, index, lenient=self.state.options.lenient)
             params = await off_loop(self.batch.size, reading)
@@ -186,18 +181,14 @@ class GenerateRoutes:
         self.route = route.GenerationRoute(GENERATE, state.generation)
         self._state = state
 
-    @ApiRoute(
-        "POST",
+    @model_route(
         "/generate",
-        CALLS,
-        "Compatibility",
+        tag="Compatibility",
         aliases=("/v1/generate",),
         body=GenerateBody,
         answer=render.Generated,
-        streams=True,
         stream_form="With `stream`: `data: ` and an object with a `text`, and so on; the last has the "
         "`metrics`.",
-        errors=GENERATION_ERRORS,
     )
     async def create(self, request: Request) -> ASGIApp:
         """Answer a prompt, in the format of an older server."""

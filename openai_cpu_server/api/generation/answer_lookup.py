@@ -1,4 +1,4 @@
-"""Lookup of earlier answers before a call is submitted, and storage of answers that end well."""
+"""Lookup of earlier answers before a call is submitted, and storage of those that end well."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class AnswerLookup:
     def _keep(
         self, question: AnswerKey, place: AnswerPlace, chosen: ChosenModel, events: Sequence[TokenEvent]
     ) -> None:
-        """Skip the answer if another adapter has taken the name since the lookup and may have produced it."""
+        """Skip the answer if another adapter has taken the name meanwhile."""
         finishes = [event.finish for event in events if event.finish is not None]
         are_good = all(is_good(finish, asked_tokens=question.asked_tokens) for finish in finishes)
         if are_good and chosen.adapter_key == question.scope.adapter:

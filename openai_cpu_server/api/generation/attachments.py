@@ -1,4 +1,4 @@
-"""Fetching and measuring of attached images and audio, which readers decode, and reading of files."""
+"""Attached images and audio, which readers decode, and files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _MOST_SIDES = {"low": 512}
 _AS_THEY_ARE = ("auto", "high", "original")
 _MOST_CACHED_CHARS = 8 * 1024 * 1024
 _CONVERSATIONS = 4
-"""Number of conversations with the most media that may be in memory at a time."""
+"""Conversations with the most media that may be in memory at a time."""
 _AGAIN_S = 5
 
 _T = TypeVar("_T")
@@ -78,8 +78,6 @@ class _BudgetUsed(InvalidRequest):
 
 
 class _Page(AttachmentSource, frozen=True, kw_only=True):
-    """Page of a document that is a picture."""
-
     data: bytes
     digest: bytes
     number: int
@@ -92,7 +90,6 @@ class _Document(NamedTuple):
     digest: bytes
 
     def written(self, attachment: Attachment, *, sees: bool) -> tuple[str, list[Attachment]]:
-        """Return the text, and its pages that are pictures."""
         blocks, pages = list[str](), list[Attachment]()
         for part in self.parts:
             if isinstance(part, str):
@@ -171,9 +168,8 @@ class AttachmentFinder:
         take: Callable[[Attachment], Awaitable[_T]],
         noun: str,
     ) -> tuple[dict[str, _T], dict[str, str]]:
-        """Return what `take` makes of attachments, and texts in place of earlier ones that cannot be had or
-        are too many, both by mark. Pages go before earlier attachments. Raises InvalidRequest for those of
-        the question."""
+        """Return what `take` makes of attachments, and texts in place of earlier ones that are missing or too
+        many, by mark. Pages go before earlier ones. Raises InvalidRequest for those of the question."""
         most = self._options.max_items
         latest = [one for one in attached if one.is_latest]
         of_documents = [one for one in attached if isinstance(one.source, _Page)]
@@ -216,7 +212,7 @@ class AttachmentFinder:
             raise wrong(message, latest[0].at)
 
     def _num_left_out(self, excess: int, num_earlier: int) -> int:
-        """Leave out several at once, so that the next turns have the same beginning, which is cached."""
+        """Leave out several at once, so that the next turns share a cached beginning."""
         step = max(1, self._options.max_items // 4)
         return min(num_earlier, -(-max(0, excess) // step) * step)
 
@@ -244,8 +240,7 @@ class AttachmentFinder:
     async def _with_documents(
         self, params: GenerationParams, model: ServedModel, owner: str, *, sees: bool
     ) -> GenerationParams:
-        """Insert the text of files, or words in place of earlier ones. Pages that are pictures become
-        attachments. Raises InvalidRequest for files of the question."""
+        """Insert the text of files, or words in place of earlier ones. Raises InvalidRequest."""
         files = [one for one in params.attached if one.source.kind is AttachmentKind.DOCUMENT]
         if not files:
             return params
@@ -276,7 +271,7 @@ class AttachmentFinder:
     ) -> _Document:
         source = attachment.source
         data = await self._bytes(source, owner)
-        charset = _charset_of(source.url)
+        charset = match[1].lower() if (match := _CHARSET.match(source.url)) else ""
         digest = await in_thread(partial(_digest, data), is_slow=True)
         key = digest + charset.encode(errors="replace")
         parts = self._texts.get(key)
@@ -369,7 +364,7 @@ class AttachmentFinder:
         return tuple(pieces)
 
     def _shared(self, item: _Item) -> _Item:
-        """Return the item that other requests hold, or this one, so that each counts once and exists once."""
+        """Return the item that other requests hold, or this one, so that each exists once."""
         return cast("_Item", self._held.setdefault(item.digest, item))
 
     def _require_memory(self) -> None:
@@ -418,8 +413,7 @@ def _blaming(attachment: Attachment) -> Iterator[None]:
 def without_unsupported(
     params: GenerationParams, *, sees: bool = False, hears: bool = False
 ) -> GenerationParams:
-    """Reject unsupported media in the latest message, and replace earlier ones by text. Raises
-    InvalidRequest."""
+    """Reject unsupported media in the latest message; replace earlier ones by text. Raises InvalidRequest."""
     is_supported = {AttachmentKind.PICTURE: sees, AttachmentKind.SOUND: hears}
     supported = tuple(one for one in _media(params) if is_supported[one.source.kind])
     others = [one for one in _media(params) if not is_supported[one.source.kind]]
@@ -443,7 +437,7 @@ def _with_texts(
     *,
     attached: tuple[Attachment, ...] = (),
 ) -> GenerationParams:
-    """Replace marks by texts. `names`: attachments to report as ignored."""
+    """`names`: attachments to report as ignored."""
     assert isinstance(params.prompt, ConversationParam), "other prompts show nothing"
     prompt = msgspec.structs.replace(params.prompt, messages=_replaced(params.prompt.messages, texts))
     ignored = Ignored((*params.ignored.names, *names))
@@ -504,15 +498,8 @@ def _of_base64(source: str, first: int = 0) -> bytes:
 
 
 _CHARSET = re.compile(r"data:[^,]{0,200}?;\s*charset\s*=\s*\"?([^;,\"\s]{1,40})", re.IGNORECASE)
-
-
-def _charset_of(url: str) -> str:
-    match = _CHARSET.match(url)
-    return "" if match is None else match[1].lower()
-
-
 _ESCAPES = {"%2B": "+", "%2F": "/", "%3D": "=", "%0D": "", "%0A": "", "%20": ""}
-"""Characters that encoders escape in base64. `unquote` takes 1.1 GB for 15 MB of escapes."""
+"""Escapes in base64. `unquote` takes 1.1 GB for 15 MB of them."""
 _AS_STANDARD = str.maketrans("-_", "+/", " \t\r\n=")
 """Translation of the URL-safe alphabet, without line ends and padding."""
 

@@ -30,8 +30,6 @@ class ResolveContext(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """Tokens to compute, and their text if the client wants it echoed."""
-
     tokens: tuple[int, ...]
     echo: str | None = None
     turn: LastTurn | None = None
@@ -51,12 +49,11 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
     reason: str
     is_legacy: bool = False
     at_start: bool = False
-    """True if calls can only begin the output, so that content may contain their marker."""
+    """True if calls can only begin the output, whose content may then contain their marker."""
 
     functions: Mapping[str, Mapping[str, frozenset[str]]] = {}
     """Parameters that stand in the output as raw text, by callable function."""
     schemas: Mapping[str, JsonObject] = {}
-    """Schemas of parameters, by callable function."""
     custom: frozenset[str] = frozenset()
 
 
@@ -133,20 +130,17 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int = 0
     """Limit of all sequences together, or 0 if the client has named none."""
     default_limit: int | None = None
-    """Output limit that applies because the client has named none, or None for the client's own and for the
-    rest of the context."""
+    """Limit for a client that has named none, or None."""
     context_ends_it: bool = False
-    """True if the context leaves fewer output tokens than client and server allow."""
+    """True if the context leaves fewer tokens than client and server allow."""
     service_tier: str | None = None
     metadata: dict[str, str] | None = None
     grammar_path: str | None = None
-    """Field that brought the output's grammar."""
     tool_calls: ToolCallStyle | None = None
     thinking: CallThinking | None = None
     is_cached: bool = True
     """False if the client neither wants a cached answer nor shares this one."""
     is_repeatable: bool = False
-    """True if the same request always has the same answer."""
     details: DetailsParam = DetailsParam()
     headers: Mapping[str, str] = {}
 

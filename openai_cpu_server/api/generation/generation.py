@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from openai_cpu_server.api.generation.running import (
 from openai_cpu_server.api.generation.sampling import with_defaults
 from openai_cpu_server.contract.messages import Finish
 from openai_cpu_server.http.body import in_thread
-from openai_cpu_server.http.context import Caller, RequestContext, RequestLog
+from openai_cpu_server.http.context import Caller, RequestContext
 from openai_cpu_server.http.keys import Client, Identity
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, header_safe
@@ -120,11 +120,6 @@ class RequestedModel(NamedTuple):
     routed: RoutedCall | None = None
 
 
-class CountedPrompt(NamedTuple):
-    num_tokens: int
-    ignored: Ignored
-
-
 @dataclass(frozen=True)
 class GenerationService:
     models: ModelRegistry
@@ -137,28 +132,26 @@ class GenerationService:
 
     async def prompt_tokens(
         self, params: GenerationParams, chosen: ChosenModel, context: RequestContext
-    ) -> CountedPrompt:
+    ) -> tuple[int, Ignored]:
         """Count the prompt's tokens. Raises InvalidRequest, EngineUnavailable."""
         params, model = _with_defaults(params, chosen), chosen.model
         params = await self.attachments.resolve(params, model, context.owner)
         tokens = await in_thread(partial(tokens_of, params, model), is_slow=params.is_slow)
-        return CountedPrompt(len(tokens), params.ignored)
+        return len(tokens), params.ignored
 
     async def begin(
         self, params: GenerationParams, context: RequestContext, attempt: CascadeAttempt = WITHOUT_GUARD
     ) -> RunningCall:
-        """Submit a call, which the caller must enter. Raises InvalidRequest, EngineUnavailable, errors of
-        models and limits."""
-        return await _GenerationPipeline(self, params, context, context.request_log).run(attempt)
+        """Submit a call, which the caller must enter. Raises errors of requests, models and limits."""
+        return await _GenerationPipeline(self, params, context).run(attempt)
 
 
 _PRESET_PATH = "model"
 
 
 def _with_defaults(params: GenerationParams, chosen: ChosenModel) -> GenerationParams:
-    """Fill in what the client has left to the model and to its derived name."""
     preset = chosen.preset or Preset(base=chosen.name)
-    limit = LimitParam(preset.max_tokens, _PRESET_PATH, is_ceiling=True) if preset.max_tokens else None
+    limit = LimitParam.ceiling(preset.max_tokens, _PRESET_PATH) if preset.max_tokens else None
     return msgspec.structs.replace(
         params,
         sampling=with_defaults(params, chosen.model.defaults, preset.parameters),
@@ -201,7 +194,6 @@ class _GenerationPipeline:
     service: GenerationService
     params: GenerationParams
     context: RequestContext
-    request_log: RequestLog
 
     async def run(self, attempt: CascadeAttempt) -> RunningCall:
         target = await self._target()
@@ -238,7 +230,7 @@ class _GenerationPipeline:
 
     def _note_route(self, routed: RoutedCall) -> None:
         route = RouteTaken(router=routed.router, model=routed.chosen.name, reason=routed.reason.value)
-        self.request_log.sent_to(route)
+        self.context.request_log.sent_to(route)
 
     async def _submitted(self, target: RequestedModel) -> RunningCall:
         cached = await self._with_cached_answer(await self._resolved(target), target.chosen)
@@ -260,7 +252,7 @@ class _GenerationPipeline:
 
     async def _with_cached_answer(self, call: ResolvedRequest, chosen: ChosenModel) -> CachedAnswer:
         """Find an earlier answer before token limits and queues apply."""
-        self.request_log.priority = call.priority
+        self.context.request_log.priority = call.priority
         if self.service.answer_lookup is None:
             return CachedAnswer(call)
         return await self.service.answer_lookup.find(call, chosen, self.context)
@@ -270,7 +262,7 @@ class _GenerationPipeline:
         call, model, context = cached.call, chosen.model, self.context
         calls, refusals = self.service.calls, self.service.refusals
         running = partial(
-            RunningCall, call, model=model, request_log=self.request_log, calls=calls, refusals=refusals
+            RunningCall, call, model=model, request_log=context.request_log, calls=calls, refusals=refusals
         )
         if cached.held is not None:
             return running(generation=cached.held)
@@ -285,7 +277,7 @@ class _GenerationPipeline:
             if not self.service.models.is_current(model):
                 return None
             raise
-        limit_time(generation, self.request_log, call.timeout_s, context.timeout_s)
+        limit_time(generation, context.request_log, call.timeout_s, context.timeout_s)
         return running(generation=generation, reservation=context.reservation, recorder=cached.recorder)
 
     async def _attempted(
@@ -293,13 +285,10 @@ class _GenerationPipeline:
     ) -> RunningCall | decide.RouteDecision:
         try:
             call = await self._resolved(target)
-            requests = tuple(
-                request
-                if request.top_logprobs is not None
-                else msgspec.structs.replace(request, top_logprobs=0)
-                for request in call.requests
+            scored = (
+                msgspec.structs.replace(one, top_logprobs=one.top_logprobs or 0) for one in call.requests
             )
-            call = msgspec.structs.replace(call, requests=requests)
+            call = msgspec.structs.replace(call, requests=tuple(scored))
             cached = await self._with_cached_answer(call, target.chosen)
             first = await self._running(cached, target.chosen)
             if first is None:
@@ -322,15 +311,8 @@ class _GenerationPipeline:
             return decision
         sure = routed.after(decision, target.chosen)
         self._note_route(sure)
-        return RunningCall(
-            _routed(first.call, sure),
-            ReplayedGeneration(events, first.figures),
-            target.chosen.model,
-            request_log=self.request_log,
-            calls=self.service.calls,
-            refusals=self.service.refusals,
-            reservation=self.context.reservation if cached.held is None else None,
-        )
+        held = ReplayedGeneration(events, first.figures)
+        return replace(first, call=_routed(first.call, sure), generation=held, recorder=None)
 
 
 def _routed(call: ResolvedRequest, routed: RoutedCall) -> ResolvedRequest:

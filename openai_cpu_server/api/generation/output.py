@@ -57,7 +57,7 @@ def check_no_choice(choice: object, *, without: str, path: str) -> None:
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"}
 _NAMING = {"$defs", "definitions", "$anchor", "$dynamicAnchor"}
 _SPLIT = {*_NOTES, *_NAMING, "type", "properties", "required", "additionalProperties", "$ref", "allOf"}
-"""Keywords of an object's schema that keep their meaning if properties are handled one by one."""
+"""Keywords of an object's schema that hold if properties are handled one by one."""
 _TEXT = {*_NOTES, "type", "enum", "const"}
 """Keywords of a string's schema that leave it raw."""
 _SCALARS = ("null", "boolean", "number", "integer")
@@ -70,7 +70,7 @@ _MOST_JOINED = 64
 
 @dataclass
 class JoinedSchema:
-    """Properties of a tool's schema and of those that it refers to at its root, by their JSON pointers."""
+    """Properties of a tool's schema and of those that its root refers to, by JSON pointer."""
 
     function: FunctionParam
     root: JsonObject
@@ -138,7 +138,7 @@ class _Text(msgspec.Struct, frozen=True):
 
 
 def _text_of(schema: object, joined: JoinedSchema, depth: int = 0) -> _Text | None:
-    """Return None if the schema is not a text, or if a choice may look like another scalar."""
+    """Return None if the schema is not a text, or a choice may look like another scalar."""
     if not isinstance(schema, dict) or depth > _MOST_REFERENCES:
         return None
     keywords = schema.keys() - _NOTES
@@ -181,11 +181,10 @@ def _own_text(schema: JsonObject) -> _Text | None:
     return _Text(choices, frozenset({"null"} if has_null else ())) if is_plain else None
 
 
-_MOST_SHARES = 3.0
-"""Limit of all schemas, in limits of one: two or three seconds. 128 functions with four `format`s each
-cost 2.2."""
+MOST_SHARES = 3.0
+"""Limit of all schemas, in limits of one: two or three seconds."""
 _MOST_SETS = 512
-"""Parameters come in any order up to this number of sets of written ones, over all functions."""
+"""Parameters come in any order up to this number of sets of written ones."""
 _NO_PARAMETERS: JsonObject = {"type": "object", "additionalProperties": False}
 _BLANKS = r"[ \t\n\r]{0,40}"
 
@@ -195,7 +194,6 @@ class PlannedOutput(msgspec.Struct, frozen=True):
     path: str | None = None
     """Field that brought the constraint's grammar."""
     unenforced: tuple[str, ...] = ()
-    """Paths of the schemas' keywords that are not enforced."""
     tool_calls: ToolCallStyle | None = None
     takes_stop: bool = True
     """False if a stop string could cut JSON or a demanded call."""
@@ -210,7 +208,7 @@ def answer_output(form: FormParam | None, grammars: ModelGrammars) -> PlannedOut
     """Compile the answer's grammar. Raises InvalidRequest."""
     if form is None:
         return PlannedOutput()
-    grammar = form.make(grammars, form.path)
+    grammar = form.make(grammars)
     constraint = Constraint(grammar=grammar.lark)
     return PlannedOutput(constraint, form.path, grammar.unenforced, takes_stop=not grammar.is_json)
 
@@ -233,7 +231,7 @@ class ToolOutputs:
 
     def plan(self, tools: ToolsParam, use: ToolUse, form: FormParam | None) -> PlannedOutput:
         """`form`: that of text, where there is text. Raises InvalidRequest."""
-        answer = None if form is None else form.make(self._grammars, form.path)
+        answer = None if form is None else form.make(self._grammars)
         offers = self._offers(tools, 0.0 if answer is None else answer.share)
         parts = {rule: part for offer in offers for rule, part in offer.parts.items()}
         unenforced = tuple(path for offer in offers for path in offer.unenforced)
@@ -274,7 +272,7 @@ class ToolOutputs:
         for index, function in enumerate(functions):
             offers.append(self._offer(index, function, _MOST_SETS // max(8, len(functions))))
             spent += offers[-1].share
-            if spent > _MOST_SHARES:
+            if spent > MOST_SHARES:
                 message = (
                     "The schemas of this call are too large together: their limit is three times that "
                     "of one schema; use fewer tools, or simpler patterns."
@@ -378,21 +376,20 @@ def _control_token(tokenizer: Tokenizer, name: str) -> int | None:
 # -- reasoning ---------------------------------------------------------------------------------------------
 
 EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096}
-"""Reasoning tokens for templates that ignore the effort. `low` is LiteLLM's number, its neighbours a
-quarter and four times that."""
+"""Reasoning tokens for templates that ignore the effort. `low` is LiteLLM's number."""
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _CLOSING_WORDS = "\n\nI have thought long enough and give my answer now.\n"
-"""Text at the end of the budget. Without it many models go on reasoning in the answer."""
+"""Without it many models go on reasoning in the answer."""
 
 
 class ThinkingPlan(msgspec.Struct, frozen=True):
     variables: Mapping[str, object]
-    is_on: bool | None
+    is_on: bool | None = None
     """Decided by the template if None."""
-    skips_thinking: bool
+    skips_thinking: bool = False
     """True if the prompt must close the reasoning."""
-    budget: int | None
-    is_hidden: bool
+    budget: int | None = None
+    is_hidden: bool = False
 
 
 def thinking_plan(param: ReasoningParam, model: ModelThinking | None) -> ThinkingPlan:
@@ -411,9 +408,7 @@ def thinking_plan(param: ReasoningParam, model: ModelThinking | None) -> Thinkin
             effort = _nearest(effort, model.form.efforts or levels[1:])
         variables["reasoning_effort"] = effort
     if model is None:
-        return ThinkingPlan(
-            {**variables, **param.variables}, is_on=None, skips_thinking=False, budget=None, is_hidden=False
-        )
+        return ThinkingPlan({**variables, **param.variables})
     if budget is not None or is_on is False:
         variables["thinking_budget"] = budget if is_on is not False else 0  # Seed-OSS reads it
     return ThinkingPlan(
@@ -446,7 +441,7 @@ class ThinkingOutputs:
     def plan(
         self, output: PlannedOutput, plan: ThinkingPlan, prompt: ChatPrompt, *, has_stop: bool
     ) -> PlannedOutput:
-        """Return the output behind this prompt. Its form and stop strings apply to the answer alone."""
+        """Return the output behind this prompt. Form and stop strings apply to the answer alone."""
         form, stage = self.form, prompt.stage
         if stage is ThinkingStage.BEHIND and not (form.answer_end or form.answer_alone):
             return output

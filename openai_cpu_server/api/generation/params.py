@@ -34,21 +34,20 @@ class LimitParam(msgspec.Struct, frozen=True):
     tokens: int
     path: str
     is_ceiling: bool = False
-    """True if a smaller rest of the context is acceptable. Otherwise all tokens must fit."""
+    """True if a smaller rest of the context is acceptable."""
     is_ours: bool = False
-    """True if the client has named none, or all that the context leaves. Nothing is then reserved from its
-    key's limits."""
+    """True if the client has named none, or all of the context: its key then reserves nothing."""
 
     @classmethod
-    def of_context(cls, path: str) -> LimitParam:
-        """Return the limit of a client that wants all that the context leaves."""
-        return cls(COUNT.most, path, is_ceiling=True, is_ours=True)
+    def ceiling(cls, tokens: int, path: str) -> LimitParam:
+        """`tokens`: negative for a client that wants all that the context leaves."""
+        return cls(COUNT.most if tokens < 0 else tokens, path, is_ceiling=True, is_ours=tokens < 0)
 
 
 class FormParam(msgspec.Struct, frozen=True):
     path: str
-    make: Callable[[ModelGrammars, str], CheckedGrammar]
-    """Compiler of the grammar, called with the path for errors. Raises InvalidRequest."""
+    make: Callable[[ModelGrammars], CheckedGrammar]
+    """Compiler of the grammar. Raises InvalidRequest."""
     field: str
     """First field on the path, or the object in it that selects the form."""
 
@@ -84,7 +83,7 @@ class ToolsParam(msgspec.Struct, frozen=True, kw_only=True):
     use: ToolUse | None = ToolUse.AUTO
     """Calls are forbidden if None."""
     is_shown: bool = False
-    """True if tools stay in the prompt although calls are forbidden, to keep the cached prefix."""
+    """True if tools stay in the prompt although calls are forbidden, for the cached prefix."""
     chosen: tuple[str, ...] | None = None
     """Names of the tools that may be called, or None for all."""
     several: bool = True
@@ -121,7 +120,7 @@ class ReasoningParam(msgspec.Struct, frozen=True, kw_only=True):
     is_hidden: bool = False
     variables: Mapping[str, object] = {}
     paths: tuple[str, ...] = ()
-    """Paths of fields without meaning for a model that does not reason."""
+    """Fields without meaning for a model that does not reason."""
 
 
 class EarlierAnswer(msgspec.Struct, frozen=True):
@@ -131,7 +130,7 @@ class EarlierAnswer(msgspec.Struct, frozen=True):
 
 
 class MessageParam(msgspec.Struct, frozen=True):
-    """Message for the package `prompt`, with known fields under their newest names."""
+    """Message with known fields under their newest names."""
 
     fields: Mapping[str, object]
     own: EarlierAnswer | None = None
@@ -164,7 +163,7 @@ class AttachmentSource(msgspec.Struct, frozen=True, dict=True):
     label: str = ""
     """Detail of a picture, or title of a document."""
     is_base64: bool = False
-    """True if `url` is base64 alone. Making a data URI of 20 MB holds the interpreter's lock for 15 ms."""
+    """True if `url` is base64 alone. A data URI of 20 MB would hold the interpreter's lock for 15 ms."""
 
     @functools.cached_property
     def mark(self) -> str:
@@ -173,19 +172,18 @@ class AttachmentSource(msgspec.Struct, frozen=True, dict=True):
 
 
 class Attachment(msgspec.Struct, frozen=True):
-    """Attachment from the client. In the text of its message `mark` stands for it."""
+    """In the text of its message `mark` stands for it."""
 
     source: AttachmentSource
     at: str
     name: str
     is_latest: bool = False
-    """True if an unreadable document rejects the call. Earlier ones are replaced by text."""
+    """True if an unreadable document rejects the call. Earlier ones become text."""
     lack: str = ""
     """Reason why a model that cannot see or hear does not get it."""
     refusal: str | None = None
     """Error message for such a model, or None to replace the attachment by text."""
     refused_at: str = ""
-    """Path that this error names."""
 
     def __post_init__(self) -> None:
         _ = self.mark  # computed by the thread that reads the body, not by the event loop
@@ -196,15 +194,14 @@ class Attachment(msgspec.Struct, frozen=True):
 
 
 class RecordingParam(msgspec.Struct, frozen=True):
-    """Audio from the body, cut into pieces that are answered separately. `mark` stands for it in the
-    prompt."""
+    """Audio that is cut into pieces, which are answered separately. In the prompt `mark` stands for it."""
 
     mark: str
     data: bytes
     at: str
     piece_s: float
     trained: Mapping[str, Sequence[MessageParam]] = {}
-    """Messages that replace the conversation's only one, by architecture of models trained on them."""
+    """Messages in place of the conversation's only one, by architecture trained on them."""
 
 
 class TakenMedia(msgspec.Struct, frozen=True):
@@ -231,11 +228,9 @@ class DetailsParam(msgspec.Struct, frozen=True, kw_only=True):
 class ConversationParam(msgspec.Struct, frozen=True):
     messages: Sequence[MessageParam]
     path: str
-    """Field that errors name if the prompt cannot be made or is too long."""
     may_forget: bool = False
-    """True to drop the oldest messages if it is too long."""
     before: tuple[int, ...] = ()
-    """Tokens of an earlier prompt with its answer, which the conversation continues."""
+    """Tokens of an earlier prompt and answer, which the conversation continues."""
     template: str = ""
     """Ollama template in place of the model's own, or empty."""
     suffix: str = ""
@@ -252,8 +247,6 @@ class FileParam(msgspec.Struct, frozen=True):
 
 
 class PromptsParam(msgspec.Struct, frozen=True):
-    """Prompts as texts, token ids, or a mix."""
-
     prompts: Sequence[Union[str, Sequence[Union[int, str]]]]
     path: str = "prompt"
     suffix: str | None = None
@@ -275,11 +268,11 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     is_seeded: bool = False
     last_tokens: int | None = None
-    """Number of last prompt tokens to keep, -1 for as many as fit, or None for all."""
+    """Last prompt tokens to keep, -1 for as many as fit, or None for all."""
     sent: frozenset[str] = frozenset()
     """Sampling fields that the client has sent, by the contract's names."""
     defaults: SamplingValues | None = None
-    """Values that the family's clients rely on for fields that neither they nor the model have."""
+    """Values for fields that neither client nor model has, as the family's clients expect."""
     samplers: tuple[str, ...] | None = None
     """Samplers to apply, or None for all."""
     call_id: str | None = None
@@ -299,12 +292,12 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
     """Alternatives per token, or None for no log-probabilities."""
     score_prompt: bool = False
     score_end: bool = False
-    """True to return the log-probability of the token that ends an answer, too."""
+    """True to return the log-probability of the token that ends an answer."""
     form: FormParam | None = None
     tools: ToolsParam | None = None
     thinking: ReasoningParam = ReasoningParam()
     template: str | None = None
-    """Name of one of the model's chat templates, or None to choose by conversation."""
+    """One of the model's chat templates, or None to choose by conversation."""
     attached: tuple[Attachment, ...] = ()
     recording: RecordingParam | None = None
     media: tuple[TakenMedia, ...] = ()
@@ -337,10 +330,8 @@ AUTO_DETAIL = "auto"
 _MARK_KEY = secrets.token_bytes(32)
 """Secret key, so that clients cannot forge marks."""
 MARK = re.compile(rf"{MEDIA_MARK.pattern}|document[0-9a-f]{{30}}")
-
-
 CHARS_AT_ONCE = 64 * 1024
-"""Encoding or decoding 20 MB at once would hold the interpreter's lock for tens of milliseconds."""
+"""20 MB at once would hold the interpreter's lock for tens of milliseconds."""
 
 
 def mark_of(kind: AttachmentKind, *texts: str) -> str:
@@ -354,7 +345,7 @@ def mark_of(kind: AttachmentKind, *texts: str) -> str:
 
 
 def attachment_source(part_type: str, fields: Mapping[str, object]) -> AttachmentSource | None:
-    """Return the attachment of a content part, or None if it has none or includes a document's text."""
+    """Return None if the part has no attachment or includes a document's text."""
     match part_type:
         case "image_url" | "input_image" | "image" | "computer_screenshot":
             return _picture(fields, fields.get("source" if part_type == "image" else "image_url"))

@@ -1,5 +1,4 @@
-"""Rendering of answers for any transport, texts and numbers that several families show, and what OpenAI's
-chat and text completions share, which differ in their choices only."""
+"""Rendering of answers for any transport: what families share, and what chat and text completions share."""
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ class GatheredCall(NamedTuple):
 
     @property
     def shown(self) -> list[tuple[int, GatheredAnswer]]:
-        """The best `n` answers of each prompt, with the indices of their requests."""
+        """The best `n` answers of each prompt, with their requests' indices."""
         call, ranked = self.call, list[tuple[int, GatheredAnswer]]()
         for start in range(0, len(call.requests), call.best_of):
             group = [(i, self.answers[call.requests[i].id]) for i in range(start, start + call.best_of)]
@@ -124,7 +123,7 @@ class Renderer(ABC):
         return ()
 
     def prompt(self, request_id: str, progress: messages.PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        """Report progress or wait, with `DetailsParam.progress`. Without chunks a wait goes to `waiting`."""
+        """Report progress, with `DetailsParam.progress`. Without chunks a wait goes to `waiting`."""
         return ()
 
     @abstractmethod
@@ -244,7 +243,7 @@ def json_text(text: str) -> bytes:
 
 
 def escaped_line_ends(encoded: bytes) -> bytes:
-    """Escape line ends of Unicode in this JSON, because many clients split streams at them."""
+    """Many clients split streams at line ends of Unicode."""
     if encoded.isascii():
         return encoded
     return (
@@ -268,7 +267,7 @@ class TokenEntry(msgspec.Struct, frozen=True):
 
 
 class ContentScores:
-    """Log-probabilities of an answer without reasoning, held back until their text is out."""
+    """Log-probabilities of an answer, held back until their text is out."""
 
     def __init__(self) -> None:
         self._num_scores = 0

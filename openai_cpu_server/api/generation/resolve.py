@@ -1,5 +1,4 @@
-"""Resolution of a `GenerationParams` into a `ResolvedRequest` with its requests, for one model. Pure, runs
-in any thread."""
+"""Resolution of a `GenerationParams` for one model. Pure, runs in any thread."""
 
 from __future__ import annotations
 
@@ -48,23 +47,21 @@ from openai_cpu_server.errors import InvalidRequest, PromptTooLong, TemplateFail
 from openai_cpu_server.http.context import Caller
 from openai_cpu_server.http.ignored_params import TIERS
 from openai_cpu_server.http.keys import Client, account_of
-from openai_cpu_server.http.parse import Ignored, header_safe
+from openai_cpu_server.http.parse import Ignored, first_names, header_safe
 from openai_cpu_server.models.routing.router import RouterCaller
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation, Written, whole_prompt
 from openai_cpu_server.prompt.template import fim_tokens
 
 UNENFORCED = "x-unenforced-schema-keywords"
-_MOST_NAMED = 32
 _ANSWER_ROOM = 1024
-"""Tokens to leave for an answer without a limit if the prompt may be shortened."""
+"""Tokens for an answer without a limit if the prompt may be shortened."""
 _MOST_CONTEXT = 2**20
 _TOO_LONG = "context_length_exceeded"
 
 
 def resolve(params: GenerationParams, context: ResolveContext) -> ResolvedRequest:
-    """Resolve a request, with fewer messages if it is too long. Raises InvalidRequest, PromptTooLong,
-    DeadlyInput."""
+    """Resolve, with fewer messages if it is too long. Raises InvalidRequest, PromptTooLong, DeadlyInput."""
     assert not params.attached, "attachments are resolved earlier"
     assert params.recording is None, "likewise"
     try:
@@ -89,7 +86,7 @@ def router_caller_of(params: GenerationParams, caller: Caller) -> RouterCaller:
 
 
 def served_tier(requested_tier: str, priority: Priority) -> str:
-    """Return the tier that applies. A key's best priority, or the header, may have lowered it."""
+    """A key's best priority, or the header, may have lowered the tier."""
     is_lowered = priority is Priority.BATCH and requested_tier in ("priority", "fast")
     return "flex" if is_lowered else requested_tier
 
@@ -166,7 +163,6 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
 def _request(
     params: GenerationParams, context: ResolveContext, output: PlannedOutput, *, top_logprobs: int | None
 ) -> GenerationRequest:
-    """Return the common fields of all requests of a call."""
     sampling = for_model(params, context.chosen.model.tokenizer, vocab_size=context.info.vocab_size)
     identity, router_caller = context.caller.identity, router_caller_of(params, context.caller)
     key = identity.digest if context.options.isolate_by_key else None
@@ -199,9 +195,7 @@ def _headers(params: GenerationParams, output: PlannedOutput) -> dict[str, str]:
     ignored = Ignored((*params.ignored.names, *output.ignored)).headers
     if not output.unenforced:
         return ignored
-    names = [header_safe(path) for path in output.unenforced[:_MOST_NAMED]]
-    names += ["..."] if len(output.unenforced) > _MOST_NAMED else []
-    return {**ignored, UNENFORCED: ",".join(names)}
+    return {**ignored, UNENFORCED: ",".join(map(header_safe, first_names(output.unenforced)))}
 
 
 # -- prompts ---------------------------------------------------------------------------------------------
@@ -280,7 +274,7 @@ def _of_conversation(
 def _written(
     params: GenerationParams, conversation: ConversationParam, model: ServedModel, context_limit: int
 ) -> PromptsParam:
-    """Write the prompt with a template of Ollama, which shows neither tools nor media."""
+    """Templates of Ollama show neither tools nor media."""
     if params.tools is not None and params.tools.use is not None:
         raise wrong(
             "Templates in Ollama's language do not render tools here: use the model's own.", params.tools.path
@@ -334,7 +328,7 @@ def tokens_of(params: GenerationParams, model: ServedModel, ends: PromptEnds = _
 
 @dataclass
 class PromptMaker:
-    """Renderer of a conversation, whole or in part, for one call. Its creation raises InvalidRequest."""
+    """Renderer of a conversation, whole or in part. Its creation raises InvalidRequest."""
 
     params: GenerationParams
     conversation: ConversationParam
@@ -392,7 +386,7 @@ class PromptMaker:
 
 
 def _earlier_answers(messages: Sequence[MessageParam], info: ModelInfo) -> Written:
-    """Return the earlier answers of this very model. Adapters change none of its tokens."""
+    """Return those of this very model. Adapters change none of its tokens."""
     vocabulary = fingerprint(info) if any(message.own for message in messages) else ""
     return {
         index: message.own.tokens
@@ -459,14 +453,13 @@ def _prompt_room(params: GenerationParams, context: ResolveContext) -> int:
 
 
 _STRIDE = 8
-"""Step of dropping exchanges from long conversations, so that next turns share a computed prefix."""
+"""Exchanges to drop at a time, so that next turns share a computed prefix."""
 
 
 def shortened(
     conversation: ConversationParam, fits: Callable[[Sequence[MessageParam]], bool]
 ) -> Sequence[MessageParam] | None:
-    """Drop the oldest exchanges until the rest fits, or return None. Leading system messages, the last
-    question and the model's last step stay."""
+    """Drop the oldest exchanges until the rest fits, or return None. The last question and step stay."""
     messages = list(conversation.messages)
     head = [*takewhile(lambda one: one.role in ("system", "developer"), messages)]
     exchanges = _split(messages[len(head) :], "user")
@@ -489,7 +482,7 @@ def _split(messages: Sequence[MessageParam], role: str) -> list[list[MessagePara
 
 
 _BLANK = "..."
-"""Placeholder of a turn. Templates may treat an empty one differently."""
+"""Placeholder of a turn, because templates may treat an empty one differently."""
 
 
 def last_turn(
@@ -510,8 +503,7 @@ Text = Union[str, Sequence[Union[int, str]]]
 
 
 def text_prompts(texts: PromptsParam, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
-    """Make prompts. Texts surely above `most_tokens` are not tokenized. Raises PromptFarTooLong,
-    InvalidRequest."""
+    """Make prompts. Texts surely above `most_tokens` are not tokenized. Raises InvalidRequest."""
     fills = texts.suffix or texts.files is not None or tokenizer.fim is not None
     if texts.suffix is None or not fills:
         return [_plain(prompt, tokenizer, most_tokens, echo=texts.echo) for prompt in texts.prompts]

@@ -1,5 +1,4 @@
-"""Event streams that go on for a while without their clients, for clients that name a conversation.
-Responses in the background have the same kind of log."""
+"""Event streams that go on for a while without their clients. Background responses have the same log."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ LAST_EVENT_HEADER = "Last-Event-ID"
 
 
 class EventLog:
-    """Events of one stream, numbered from 0. With a limit the oldest are dropped."""
+    """Events numbered from 0. With a limit the oldest are dropped."""
 
     def __init__(self, most_bytes: int | None = None) -> None:
         self.events: deque[bytes] = deque()
@@ -72,7 +71,7 @@ class EventLog:
             await self._news.wait()
 
     async def read(self, number: int) -> AsyncIterator[bytes]:
-        """Yield all events from this number to the last, or until one that was dropped."""
+        """Yield the events from this number to the last, or until one that was dropped."""
         while True:
             while self.first <= number < self.end_number:
                 yield self.events[number - self.first]
@@ -102,7 +101,7 @@ class EventLog:
 
 @dataclass(eq=False)
 class ResumableStream:
-    """Stream of one call, which owns the call's log entry and reservation."""
+    """Owner of its call's log entry and reservation."""
 
     conversation: str
     owner: str
@@ -160,11 +159,6 @@ class StreamState(msgspec.Struct, frozen=True):
     completed_at: int
     """Unix time, or 0 while the stream runs."""
 
-    @classmethod
-    def of(cls, stream: ResumableStream) -> StreamState:
-        log = stream.log
-        return cls(stream.conversation, log.has_ended, log.total_bytes, stream.started_at, stream.ended_at)
-
 
 _MOST_BYTES = 4 * 1024 * 1024
 """Limit of one stream as in llama-server, about 15,000 tokens of a chat."""
@@ -174,7 +168,7 @@ _CLOSE_S = 5.0
 
 
 class ResumableStreams:
-    """Streams by owner and conversation. Call `close` when the engines have ended."""
+    """Call `close` when the engines have ended."""
 
     def __init__(self, history: RequestHistory, *, keep_s: float) -> None:
         """`keep_s`: time without a reader and after the end, or 0 to keep no stream."""
@@ -219,10 +213,12 @@ class ResumableStreams:
         return StreamAmounts(len(logs) - num_ended, num_ended, sum(log.held_bytes for log in logs))
 
     def states(self, names: Sequence[str], identity: Identity) -> list[StreamState]:
-        """Return these conversations' streams, also those with a model behind (`NAME::MODEL`)."""
+        """Return these conversations' streams, also with a model behind (`NAME::MODEL`)."""
         streams = self._of(stream_owner(identity))
         return [
-            StreamState.of(one)
+            StreamState(
+                one.conversation, one.log.has_ended, one.log.total_bytes, one.started_at, one.ended_at
+            )
             for name in names
             for one in streams
             if one.conversation == name or one.conversation.startswith(f"{name}::")

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
-    """Run the work until the client leaves; its body must have been read. Raises ClientDisconnect."""
+    """Run the work until the client leaves, behind its body. Raises ClientDisconnect."""
     results: list[T] = []
     failures: list[Exception] = []  # carried out by hand: a task group would wrap them
 
@@ -105,7 +105,7 @@ def event_source(
     """`ping`: keepalive of idle streams. `grace_s`: time to go on at shutdown."""
     return EventSourceResponse(
         encoded_events,
-        headers=headers,
+        headers={**NO_STORE_HEADERS, **headers},
         sep="\n",
         ping=keep_alive_s,
         ping_message_factory=ping,
@@ -129,7 +129,7 @@ class EventStream:
         stream = AnswerStream(items, self.renderer, request_log_of(scope))
         response = event_source(
             self._encoded(stream),
-            {**NO_STORE_HEADERS, **self.running.call.headers},
+            self.running.call.headers,
             keep_alive_s=self.keep_alive_s,
             ping=self._ping,
             grace_s=_SHUTDOWN_GRACE_S,
@@ -189,8 +189,7 @@ def not_in_batches(param: str) -> InvalidRequest:
 def resumable_response(
     streams: ResumableStreams, stream: ResumableStream, events: AsyncIterator[bytes], *, keep_alive_s: float
 ) -> ASGIApp:
-    headers = {**NO_STORE_HEADERS, **stream.headers}
-    source = event_source(events, headers, keep_alive_s=keep_alive_s, grace_s=_SHUTDOWN_GRACE_S)
+    source = event_source(events, stream.headers, keep_alive_s=keep_alive_s, grace_s=_SHUTDOWN_GRACE_S)
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         with streams.reading(stream):
@@ -199,9 +198,12 @@ def resumable_response(
     return respond
 
 
-class BodyReader(msgspec.Struct, Generic[B], frozen=True):
+class ApiAdapter(msgspec.Struct, Generic[B], frozen=True):
+    """Distinguishing parts of a family: body to `GenerationParams`, events to bytes."""
+
     schema: type[B]
     to_params: Callable[[B], GenerationParams]
+    renderer: AnswerRenderer
 
     def read(self, data: bytes, *, lenient: bool) -> GenerationParams:
         """Parse a body in any thread. Raises InvalidRequest, TooManyValues."""
@@ -212,12 +214,6 @@ class BodyReader(msgspec.Struct, Generic[B], frozen=True):
         params = self.to_params(body)
         all_ignored = Ignored((*ignored.names, *params.ignored.names))
         return msgspec.structs.replace(params, num_bytes=num_bytes, ignored=all_ignored)
-
-
-class ApiAdapter(BodyReader[B], frozen=True):
-    """Distinguishing parts of a family: body to `GenerationParams`, events to bytes."""
-
-    renderer: AnswerRenderer
 
 
 def conversation_of(headers: Mapping[str, str]) -> str | None:
@@ -251,7 +247,7 @@ class GenerationRoute:
         return Response(body, media_type="application/json", headers=dict(running.headers))
 
     async def _resumable(self, conversation: str, params: GenerationParams, outer: RequestContext) -> ASGIApp:
-        """Begin a stream that outlives this request, with a log entry of its own."""
+        """Begin a stream that outlives this request, with its own log entry."""
         streams, identity = self.service.streams, outer.identity
         streams.check(conversation, identity)
         context = outer.inner(RequestOrigin.BACKGROUND, id=outer.request_log.id)
@@ -310,16 +306,16 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 async def count_tokens(
     request: Request,
-    reader: BodyReader[Any],
+    family: ApiAdapter[Any],
     service: GenerationService,
     answer: Callable[..., msgspec.Struct] = InputTokens,
 ) -> Response:
     """Count a prompt's tokens, without an engine."""
     data = await streamed_body(request)
-    params = await off_loop(len(data), partial(reader.read, data, lenient=service.options.lenient))
+    params = await off_loop(len(data), partial(family.read, data, lenient=service.options.lenient))
     context = context_of(request.scope)
     allowed = context.identity.allowed_models
     await ensure_served(service.models, params.model, allowed)
     chosen = choose_able(service.models, params.model, allowed, Ability.GENERATE)
-    counted = await service.prompt_tokens(params, chosen, context)
-    return json_response(answer(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
+    num_tokens, ignored = await service.prompt_tokens(params, chosen, context)
+    return json_response(answer(input_tokens=num_tokens), headers=ignored.headers)

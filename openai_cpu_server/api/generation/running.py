@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
@@ -31,7 +31,7 @@ from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 
 def limit_time(work: Generation | Embedding, request_log: RequestLog, *limits_s: float | None) -> None:
-    """Apply the shortest limit of client and server, counted from the call's arrival."""
+    """Apply the shortest limit, counted from the call's arrival."""
     timeout_s = min((limit_s for limit_s in limits_s if limit_s is not None), default=None)
     if timeout_s is not None:
         elapsed_s = time.monotonic() - request_log.started_s
@@ -39,7 +39,7 @@ def limit_time(work: Generation | Embedding, request_log: RequestLog, *limits_s:
 
 
 _AT_ONCE = 32
-"""Number of events after which other tasks of the event loop run."""
+"""Events after which other tasks of the event loop run."""
 
 
 class TimedEvent(NamedTuple):
@@ -72,7 +72,7 @@ class ReplayedGeneration:
 
 
 _MOST_FACTS = 131_072
-"""Events and log-probabilities of the longest recorded answer, some 20 MB during the call."""
+"""Events and log-probabilities of the longest recorded answer, some 20 MB."""
 
 
 @dataclass
@@ -103,7 +103,6 @@ class CachedAnswer(NamedTuple):
     call: ResolvedRequest
     held: ReplayedGeneration | None = None
     keep: Callable[[Sequence[TokenEvent]], None] | None = None
-    """Callback that stores a new answer, or None to store nothing."""
 
     @property
     def recorder(self) -> AnswerRecorder | None:
@@ -112,7 +111,7 @@ class CachedAnswer(NamedTuple):
 
 NEWS_INTERVAL_S = 1.0
 SETTLING_S = 0.25
-"""Delay of the first queue place, because even on an idle server a request waits for a step."""
+"""Even on an idle server a request waits for a step."""
 _UNFINISHED = "unfinished"
 
 StreamItem = Union[QueuePlace, ModelLoading, Sequence[Chunk]]
@@ -124,7 +123,7 @@ def chunks_of(item: StreamItem, renderer: Renderer) -> Sequence[Chunk]:
 
 @dataclass
 class AnswerStream:
-    """Items of one streamed answer, with its done marker or its error as the last. Transports encode them."""
+    """The last item is the done marker or the error. Transports encode them."""
 
     items: AsyncIterator[StreamItem]
     renderer: Renderer
@@ -181,16 +180,16 @@ class OpenCall(Protocol):
     async def __aexit__(self, *error: Any) -> None: ...
 
 
-_MOST_ENDED = 1000
+_ENDED_BYTES = 512 * 1024
+"""Room for some 1,000 ids."""
 
 
 class RunningCalls:
-    """Live calls by call id and request id. Of two with one name the first one is found, because a call of
-    several generations begins before them."""
+    """Live calls by id. Of two with one name the first is found, as it contains the other."""
 
     def __init__(self) -> None:
         self._running: dict[str, OpenCall] = {}
-        self._ended: OrderedDict[str, Client] = OrderedDict()
+        self._ended = LruCache[Client](_ENDED_BYTES)
 
     def begin(self, running: OpenCall) -> None:
         for name in running.names:
@@ -200,10 +199,7 @@ class RunningCalls:
         for name in running.names:
             if self._running.get(name) is running:
                 del self._running[name]
-                self._ended[name] = running.client
-                self._ended.move_to_end(name)
-        while len(self._ended) > _MOST_ENDED:
-            self._ended.popitem(last=False)
+                self._ended.put(name, running.client, len(name))
 
     def find(self, name: str, identity: Identity) -> OpenCall:
         """Return the caller's live call. Raises RequestNotFound, RequestEnded."""
@@ -216,6 +212,7 @@ class RunningCalls:
         return running
 
 
+_DEAR_S = 1.0
 _REFUSALS_BYTES = 2**20
 """Room for some 1,500 grammars."""
 
@@ -227,10 +224,9 @@ class _GrammarRefusal(NamedTuple):
 
 
 class GrammarRefusals:
-    """Grammars that took more than a second to fail, by client. They are refused at once from then on."""
+    """Grammars that took more than a second to fail are refused at once from then on."""
 
-    def __init__(self, *, dear_s: float = 1.0) -> None:
-        self._dear_s = dear_s
+    def __init__(self) -> None:
         self._refusals = LruCache[_GrammarRefusal](_REFUSALS_BYTES)
 
     def check(self, call: ResolvedRequest, model: str) -> None:
@@ -244,7 +240,7 @@ class GrammarRefusals:
     def add(
         self, call: ResolvedRequest, model: str, message: str, *, num_tokens: int, elapsed_s: float
     ) -> None:
-        if call.grammar_path is not None and elapsed_s > self._dear_s:
+        if call.grammar_path is not None and elapsed_s > _DEAR_S:
             refusal = _GrammarRefusal(message, min(num_tokens, _most_tokens(call)))
             self._refusals.put(_grammar_digest(call, model), refusal, len(message))
 
@@ -260,7 +256,7 @@ def _grammar_digest(call: ResolvedRequest, model: str) -> bytes:
 
 @dataclass(eq=False)
 class RunningCall:
-    """Submitted call as a context manager. Leaving it cancels what still runs, and counts the output."""
+    """Submitted call. Leaving it cancels what still runs, and counts the output."""
 
     call: ResolvedRequest
     generation: Generation
@@ -302,7 +298,6 @@ class RunningCall:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers of a whole answer."""
         more = {ENDED_BY: REPETITION} if self._tally.has_loop else {}
         return {**self.call.headers, **more}
 
@@ -412,7 +407,7 @@ class RunningCall:
 
 class QueueNews:
     def __init__(self, clock: Callable[[], float], *, every_time: bool = False) -> None:
-        """`every_time`: also send an unchanged place, because its expected time changes."""
+        """`every_time`: also send an unchanged place, whose expected time changes."""
         self._clock = clock
         self._every_time = every_time
         self._sent_s = clock() + SETTLING_S - NEWS_INTERVAL_S
@@ -420,7 +415,7 @@ class QueueNews:
         self.is_over = False
 
     def is_due(self, news: QueuePlace | ModelLoading) -> bool:
-        """Return True if this is to be sent now, and count it as sent. Loading of a model always is."""
+        """Return True if this is to be sent now, and count it as sent."""
         if self.is_over or isinstance(news, ModelLoading):
             return not self.is_over
         now_s = self._clock()
@@ -498,7 +493,7 @@ class Tally:
         return self._released[request_id] if finish is None else finish.output_tokens
 
     def _cached_tokens(self) -> int:
-        """Count the least of a prompt's choices, because later ones share what the first has computed."""
+        """Count the least of a prompt's choices, because later ones share what the first computed."""
         least: dict[int, int] = {}
         for index, request in enumerate(self._call.requests):
             if (finish := self._finishes.get(request.id)) is not None:

@@ -20,8 +20,6 @@ from openai_cpu_server.http.parse import Body
 from openai_cpu_server.models.defaults import ModelDefaults, SamplingValues, with_values
 
 _SEEDS = 2**63
-
-
 _AS_SENT = (
     "temperature",
     "top_p",
@@ -36,7 +34,7 @@ _AS_SENT = (
     "min_tokens",
     "ignore_eos",
 )
-"""Fields with one name in bodies and contract. The contract's default stands for absent ones."""
+"""Fields with one name in bodies and contract, whose default stands for absent ones."""
 _OTHERWISE = ("seed", "top_k", "logit_bias", "top_n_sigma", "stop_token_ids", "repetition_penalty")
 _DRY = {
     "multiplier": "multiplier",
@@ -79,8 +77,7 @@ def sampling_sent(body: Body) -> frozenset[str]:
 
 
 def with_defaults(params: GenerationParams, model: ModelDefaults, preset: SamplingValues) -> Sampling:
-    """Fill in fields that the client has not sent. Greedy requests get no penalties but those of a derived
-    name (`preset`), because they would change the output."""
+    """Fill in unsent fields. Greedy requests get no penalties but those of the `preset`."""
     usual = model.over(params.defaults)
     if "temperature" in params.sent and params.sampling.temperature == 0:
         usual = {name: value for name, value in usual.items() if not name.endswith("_penalty")}
@@ -121,7 +118,7 @@ def for_model(params: GenerationParams, tokenizer: Tokenizer, *, vocab_size: int
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Tokenize each word as at the beginning of a text and, if that takes as many tokens, behind a blank."""
+    """Tokenize each word at the beginning of a text and, if that takes as many tokens, behind a blank."""
     texts = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
     encoded = tokenizer.encode_all(texts, add_special=False, parse_special=False) if texts else []
     rows: list[tuple[int, ...]] = []
@@ -149,8 +146,8 @@ class OutputBudget(NamedTuple):
 def output_budget(
     params: GenerationParams, prompt_tokens: int, info: ModelInfo, options: ApiOptions, usual: int | None
 ) -> OutputBudget:
-    """Return the limit of a choice. `usual`: limit for requests that name none, or None for the rest of the
-    context. Raises InvalidRequest beyond the server's limits, PromptTooLong beyond the context."""
+    """Return the limit of a choice. `usual`: limit for requests that name none, or None. Raises
+    InvalidRequest beyond the server's limits, PromptTooLong beyond the context."""
     context, max_output = info.context_limit, options.output_token_cap
     limit, path = params.max_tokens, params.prompt.path
     if options.max_prompt_tokens is not None and prompt_tokens > options.max_prompt_tokens:
@@ -213,7 +210,7 @@ def choices_of(params: GenerationParams, options: ApiOptions) -> NumChoices:
 CHAIN = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """Samplers in the only order of application, which is llama-server's own."""
 _GONE = ("infill", "tfs_z", "adaptive_p")
-"""Names from clients without a sampler here, ignored and named in a header."""
+"""Names from clients without a sampler here, named in a header."""
 _BY_LETTER = dict(zip("edskypmxtia", (*CHAIN, "infill", "adaptive_p"), strict=True))
 _SPELLINGS = {
     "typical": "typ_p",
@@ -258,12 +255,11 @@ Samplers = Annotated[
 
 
 def ignored_samplers(names: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return names without a sampler here."""
     return tuple(f"samplers ({name})" for name in names or () if name not in CHAIN)
 
 
 def with_samplers(sampling: Sampling, names: tuple[str, ...] | None) -> Sampling:
-    """Switch off samplers that are not named. Raises InvalidRequest for an order that changes the result."""
+    """Switch off others. Raises InvalidRequest for an order that changes the result."""
     if names is None:
         return sampling
     on = {

@@ -1,5 +1,4 @@
-"""Fields that bodies of several families share. Tags stand in angle brackets because pydantic puts them
-into error paths, from which `parse` removes them."""
+"""Fields that bodies of several families share."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ from openai_cpu_server.contract.request import (
     USAGE_PENALTY,
 )
 from openai_cpu_server.http import ignored_params
-from openai_cpu_server.http.parse import Body, header_safe, is_lenient
+from openai_cpu_server.http.parse import Body, by_type, by_value, header_safe, is_lenient
 from openai_cpu_server.prompt.template import to_json
 
 T = TypeVar("T")
@@ -48,13 +47,10 @@ def _or_no_limit(value: object, info: ValidationInfo) -> object:
     return None if type(value) is int and value == -1 and is_lenient(info) else value
 
 
-def by_value(error: str, message: str, **kinds: type) -> Discriminator:
-    """Choose by the type of the value: with `text=str` a string has the tag `<text>`."""
-
-    def tag(value: object) -> str | None:
-        return next((f"<{name}>" for name, kind in kinds.items() if isinstance(value, kind)), None)
-
-    return Discriminator(tag, custom_error_type=error, custom_error_message=message)
+TEXT_OR_LIST = by_value("text_or_list", "Input should be a string or an array")
+TextOrList = Annotated[Union[str, T], TEXT_OR_LIST]
+ListOf = Annotated[list[T], Field(fail_fast=True)]
+NonEmptyList = Annotated[list[T], Field(min_length=1, fail_fast=True)]
 
 
 def _prompt_kind(value: object) -> str | None:
@@ -65,25 +61,6 @@ def _prompt_kind(value: object) -> str | None:
     return "<token lists>" if isinstance(value[0], list) else "<tokens>"
 
 
-def by_type(
-    *types: str, tag: str | None = None, error: str | None = None, message: str | None = None
-) -> Discriminator:
-    """Choose by the field `type`. Other types have the tag `<other>`, unless there is an `error` for them."""
-
-    def kind(value: object) -> str | None:
-        name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        if name in types:
-            return f"<{tag or name}>"
-        return "<other>" if error is None else None
-
-    return Discriminator(kind, custom_error_type=error, custom_error_message=message)
-
-
-TEXT_OR_LIST = by_value("text_or_list", "Input should be a string or an array", text=str, list=list)
-TextOrList = Annotated[Union[Annotated[str, Tag("<text>")], Annotated[T, Tag("<list>")]], TEXT_OR_LIST]
-ListOf = Annotated[list[T], Field(fail_fast=True)]
-NonEmptyList = Annotated[list[T], Field(min_length=1, fail_fast=True)]
-
 PROMPT_KIND = Discriminator(
     _prompt_kind,
     custom_error_type="prompt_kind",
@@ -91,20 +68,13 @@ PROMPT_KIND = Discriminator(
     "or a list of lists of token ids",
 )
 
-DOCUMENT_KIND = by_value(
-    "text_or_object", "Input should be a string, or an object with 'text'", text=str, object=dict
-)
 NonEmpty = Annotated[str, Field(min_length=1)]
 Tokens = NonEmptyList[int]
 
 MAX_STOPS = 64
-"""Four times the usual limit, because editors that complete code send more than 16."""
+"""Editors that complete code send more than the usual 16."""
 Stop = Annotated[
-    Union[
-        Annotated[NonEmpty, Tag("<text>")],
-        Annotated[list[NonEmpty], Field(max_length=MAX_STOPS, fail_fast=True), Tag("<list>")],
-    ],
-    TEXT_OR_LIST,
+    Union[NonEmpty, Annotated[list[NonEmpty], Field(max_length=MAX_STOPS, fail_fast=True)]], TEXT_OR_LIST
 ]
 
 Prompt = Annotated[
@@ -179,7 +149,7 @@ class ForeignKind(Body):
 
     @property
     def emptiness(self) -> str | None:
-        """Return what a part of a supported kind lacks, or None if it has content or is of another kind."""
+        """Return what a part of a supported kind lacks, or None."""
         is_whole = self.attachment is not None or self.is_attached or words_in(self.fields) != ""
         return None if is_whole else _EMPTY.get(self.type)
 
@@ -198,8 +168,7 @@ class ForeignKind(Body):
         return has_text or any(self.attached("", is_latest=False))
 
     def attached(self, at: str, *, is_latest: bool, refusal: str | None = None) -> Iterator[Attachment]:
-        """Yield the attachment, or those in its content. `refusal`: error for a model that cannot see or
-        hear."""
+        """Yield the attachment, or those in its content. `refusal`: error for a model without the sense."""
         if (source := self.attachment) is not None:
             yield Attachment(source, at, self.named(at), is_latest, self.lack, refusal, f"{at}.type")
             return
@@ -226,7 +195,7 @@ class ForeignKind(Body):
 
 
 _LONGEST_S = 1e9
-"""About thirty years. Clients send such numbers for no limit, and timers accept them."""
+"""Clients send such numbers for no limit, and timers accept them."""
 _TOO_MANY = COUNT.most + 1
 
 
@@ -243,7 +212,9 @@ Probability = Annotated[float, Field(ge=SHARE.least, le=SHARE.most), AfterValida
 _BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
 Breaker = Annotated[str, Field(min_length=1, max_length=64)]
 TypicalP = Annotated[
-    float, Field(gt=0, le=TYPICAL_P.most), AfterValidator(lambda number: max(number, TYPICAL_P.least))
+    float,
+    Field(gt=0, le=TYPICAL_P.most),
+    AfterValidator(lambda number: max(number, TYPICAL_P.least)),
 ]
 RepeatPenalty = Annotated[float, Field(ge=REPEAT_PENALTY.least, le=REPEAT_PENALTY.most)]
 Penalty = Annotated[float, Field(ge=USAGE_PENALTY.least, le=USAGE_PENALTY.most), AfterValidator(_no_dust)]
@@ -254,7 +225,9 @@ TopK = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
 """Number of tokens, or 0 or -1 for all."""
 Count = Annotated[int, Field(ge=COUNT.least, lt=_TOO_MANY)]
 LastN = Annotated[
-    int, Field(ge=-1, le=COUNT.most), AfterValidator(lambda number: COUNT.most if number < 0 else number)
+    int,
+    Field(ge=-1, le=COUNT.most),
+    AfterValidator(lambda number: COUNT.most if number < 0 else number),
 ]
 """Number of tokens, or -1 for the whole context."""
 PositiveCount = Annotated[int, Field(ge=1, lt=_TOO_MANY)]
@@ -276,7 +249,7 @@ _VALUES = ("default", "const")
 
 
 def _without_nulls(schema: object) -> object:
-    """Leave out keywords that are null, as clients in Go write empty lists and maps."""
+    """Clients in Go write empty lists and maps as null."""
     if isinstance(schema, list):
         return [_without_nulls(each) for each in schema]
     if not isinstance(schema, dict):
@@ -294,13 +267,9 @@ def _without_nulls(schema: object) -> object:
 
 ToolSchema = Annotated[JsonObject, BeforeValidator(_without_nulls)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-
-
 SchemaOrText = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[JsonObject, Tag("<object>")]],
-    by_value(
-        "text_or_object", "Input should be a JSON Schema, as an object or as text", text=str, object=dict
-    ),
+    Union[str, JsonObject],
+    by_value("text_or_object", "Input should be a JSON Schema, as an object or as text"),
 ]
 Choices = NonEmptyList[str]
 
@@ -311,12 +280,7 @@ class OpenBody(Body):
     is_open: ClassVar[bool] = True
 
 
-CUSTOM_FORMAT = by_type(
-    "grammar",
-    "text",
-    error="custom_format",
-    message="Input should be an object with the type 'grammar' or 'text'",
-)
+CUSTOM_FORMAT = by_type("custom_format", "Input should be an object with the type 'grammar' or 'text'")
 
 
 class AnyText(OpenBody):
@@ -365,8 +329,6 @@ class StructuredOutputs(Body):
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """Levels of all families. `max` means `xhigh`."""
-
-
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
 Notes = Annotated[dict[Key, Value], Field(max_length=16, fail_fast=True)]

@@ -1,5 +1,4 @@
-"""xgrammar's structural tags, as vLLM and SGLang take them, compiled into one grammar for `to_params`.
-Formats that cannot be enforced are rejected by their path."""
+"""xgrammar's structural tags, as vLLM and SGLang take them, compiled into one grammar."""
 
 from __future__ import annotations
 
@@ -7,16 +6,16 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
-from pydantic import Field, Tag
+from pydantic import Field
 
 from openai_cpu_server.api.generation import schema as shared
+from openai_cpu_server.api.generation.output import MOST_SHARES
 from openai_cpu_server.api.generation.params import FormParam
 from openai_cpu_server.errors import missing, wrong
-from openai_cpu_server.http.parse import Body, parse_fields
+from openai_cpu_server.http.parse import Body, by_type, parse_fields
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 from openai_cpu_server.prompt.tool_formats.patterns import quoted
 
-_MOST_SHARES = 3.0
 _MOST_FORMATS = 256
 _SPECIAL = re.compile(r"[\\^$.*+?()\[\]{}|/-]")
 _Breakers = Annotated[list[shared.Breaker], Field(max_length=16, fail_fast=True)]
@@ -82,35 +81,12 @@ class _SeparatedTags(_Tags):
     separator: str
 
 
-_KINDS = (
-    "const_string",
-    "json_schema",
-    "any_text",
-    "grammar",
-    "regex",
-    "sequence",
-    "or",
-    "tag",
-    "triggered_tags",
-    "tags_with_separator",
-)
 _Format = Annotated[
-    Union[
-        Annotated[_ConstString, Tag("<const_string>")],
-        Annotated[_Schema, Tag("<json_schema>")],
-        Annotated[_AnyText, Tag("<any_text>")],
-        Annotated[_Grammar, Tag("<grammar>")],
-        Annotated[_Regex, Tag("<regex>")],
-        Annotated[_Several, Tag("<sequence>")],
-        Annotated[_Several, Tag("<or>")],
-        Annotated[_Tag, Tag("<tag>")],
-        Annotated[_TriggeredTags, Tag("<triggered_tags>")],
-        Annotated[_SeparatedTags, Tag("<tags_with_separator>")],
-    ],
-    shared.by_type(
-        *_KINDS,
-        error="tag_format",
-        message=f"Input should be an object whose 'type' is one of {', '.join(_KINDS)}",
+    Union[_ConstString, _Schema, _AnyText, _Grammar, _Regex, _Several, _Tag, _TriggeredTags, _SeparatedTags],
+    by_type(
+        "tag_format",
+        "Input should be an object whose 'type' is one of const_string, json_schema, any_text, grammar, "
+        "regex, sequence, or, tag, triggered_tags, tags_with_separator",
     ),
 ]
 
@@ -130,9 +106,12 @@ class _PlacedTag(NamedTuple):
     content_at: str
 
     @classmethod
-    def of(cls, tag: _Tag, at: str) -> _PlacedTag:
+    def of(cls, tag: _Tag | shared.TagStructure, at: str) -> _PlacedTag:
         ends = (tag.end,) if isinstance(tag.end, str) else tuple(tag.end)
-        return cls(tag.begin, ends, tag.content, at, f"{at}.content")
+        if isinstance(tag, _Tag):
+            return cls(tag.begin, ends, tag.content, at, f"{at}.content")
+        schema = _Schema(type="json_schema", json_schema=tag.json_schema)
+        return cls(tag.begin, ends, schema, at, f"{at}.schema")
 
 
 def tag_form(fields: shared.JsonObject, at: str) -> FormParam:
@@ -144,9 +123,9 @@ def tag_form(fields: shared.JsonObject, at: str) -> FormParam:
     if wanted.structures is not None or wanted.triggers is not None:
         raise wrong(f"'{place}' and 'structures' cannot be combined.", place)
 
-    def make(grammars: ModelGrammars, param: str) -> CheckedGrammar:
-        writer = _Writer(grammars, param)
-        return writer.finish(writer.written(whole, f"{param}.format", ()))
+    def make(grammars: ModelGrammars) -> CheckedGrammar:
+        writer = _Writer(grammars, at)
+        return writer.finish(writer.written(whole, place, ()))
 
     return FormParam(at, make, at)
 
@@ -154,23 +133,19 @@ def tag_form(fields: shared.JsonObject, at: str) -> FormParam:
 def _older_form(wanted: _StructuralTag, at: str) -> FormParam:
     if wanted.structures is None or wanted.triggers is None:
         raise missing(f"{at}.{'structures' if wanted.structures is None else 'triggers'}")
-    triggers, tags = wanted.triggers, list[_PlacedTag]()
-    for index, one in enumerate(wanted.structures):
-        place = f"{at}.structures[{index}]"
-        schema = _Schema(type="json_schema", json_schema=one.json_schema)
-        tags.append(_PlacedTag(one.begin, (one.end,), schema, place, f"{place}.schema"))
+    triggers, tags = wanted.triggers, _placed(wanted.structures, f"{at}.structures")
     _require_triggers(tags, triggers)
 
-    def make(grammars: ModelGrammars, param: str) -> CheckedGrammar:
-        writer = _Writer(grammars, param)
-        free = writer.text_without(triggers, f"{param}.triggers")
+    def make(grammars: ModelGrammars) -> CheckedGrammar:
+        writer = _Writer(grammars, at)
+        free = writer.text_without(triggers, f"{at}.triggers")
         return writer.finish(f"{free} ({writer.one_of(tags, ())} {free})*")
 
     return FormParam(at, make, at)
 
 
-def _placed(tags: Sequence[_Tag], at: str) -> list[_PlacedTag]:
-    return [_PlacedTag.of(one, f"{at}.tags[{index}]") for index, one in enumerate(tags)]
+def _placed(tags: Sequence[_Tag | shared.TagStructure], at: str) -> list[_PlacedTag]:
+    return [_PlacedTag.of(one, f"{at}[{index}]") for index, one in enumerate(tags)]
 
 
 def _require_triggers(tags: Sequence[_PlacedTag], triggers: Sequence[str]) -> None:
@@ -196,7 +171,7 @@ class _Writer:
         return self._grammars.of_parts("\n".join([root, *self._rules, ""]), self._parts, self._param)
 
     def written(self, wanted: Any, at: str, ends: tuple[str, ...]) -> str:
-        """`ends`: strings that trailing free text must not contain, because they end the tag around it."""
+        """`ends`: strings that trailing free text must not contain: they end the tag around it."""
         self._num_formats += 1
         if self._num_formats > _MOST_FORMATS:
             raise wrong(f"More than {_MOST_FORMATS} formats.", at)
@@ -212,7 +187,7 @@ class _Writer:
             case _TriggeredTags():
                 return self._triggered(wanted, at, ends)
             case _SeparatedTags():
-                tag = self.one_of(_placed(wanted.tags, at), ())
+                tag = self.one_of(_placed(wanted.tags, f"{at}.tags"), ())
                 several = tag if wanted.stop_after_first else f"({tag} ({quoted(wanted.separator)} {tag})*)"
                 return several if wanted.at_least_one else f"{several}?"
             case _Regex():
@@ -252,7 +227,7 @@ class _Writer:
         return f"({(' | ' if is_choice else ' ').join(each)})"
 
     def _triggered(self, wanted: _TriggeredTags, at: str, ends: tuple[str, ...]) -> str:
-        tags = _placed(wanted.tags, at)
+        tags = _placed(wanted.tags, f"{at}.tags")
         _require_triggers(tags, wanted.triggers)
         breakers = (*wanted.triggers, *(wanted.excludes or ()), *ends)
         tag, free = self.one_of(tags, ends), self.text_without(breakers, f"{at}.triggers")
@@ -267,7 +242,7 @@ class _Writer:
         place = at if at.endswith(".schema") else f"{at}.json_schema"
         grammar = self._grammars.of_schema(schema, place)
         self._spent += grammar.share
-        if self._spent > _MOST_SHARES:
+        if self._spent > MOST_SHARES:
             raise wrong("The schemas of this call are too large together.", place)
         return grammar
 

@@ -35,7 +35,7 @@ from openai_cpu_server.api.generation.schema import (
 from openai_cpu_server.api.generation.structural_tags import tag_form
 from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.errors import missing, wrong
-from openai_cpu_server.http.parse import MOST_NAMED, Body, Ignored
+from openai_cpu_server.http.parse import Body, Ignored, first_names
 from openai_cpu_server.json_size import check_json_size
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 from openai_cpu_server.prompt.conversation import with_bound_results
@@ -77,15 +77,11 @@ def one_form(forms: Iterator[FormParam]) -> FormParam | None:
 def schema_form(schema: JsonObject | str, path: str, *, strict: bool = True, field: str = "") -> FormParam:
     """Build the form. `field`: object that selects the schema, if there is one. Raises InvalidRequest."""
     whole = _parsed(schema, path) if isinstance(schema, str) else schema
-
-    def make(grammars: ModelGrammars, param: str) -> CheckedGrammar:
-        return grammars.of_schema(whole, param, strict=strict)
-
-    return FormParam(path, make, field or path)
+    return FormParam(path, lambda grammars: grammars.of_schema(whole, path, strict=strict), field or path)
 
 
 def any_object(path: str) -> FormParam:
-    return FormParam(path, lambda grammars, param: grammars.of_any_object(param), path)
+    return FormParam(path, lambda grammars: grammars.of_any_object(path), path)
 
 
 _Make = Callable[[ModelGrammars, Any, str], CheckedGrammar]
@@ -97,7 +93,7 @@ _MAKERS: Mapping[str, _Make] = {
 
 
 def _form(make: _Make, value: object, path: str) -> FormParam:
-    return FormParam(path, lambda grammars, param: make(grammars, value, param), path)
+    return FormParam(path, lambda grammars: make(grammars, value, path), path)
 
 
 def _field_forms(body: Body, names: Sequence[str], at: str = "") -> Iterator[FormParam]:
@@ -124,31 +120,28 @@ def _forms(body: GenerationBody) -> Iterator[FormParam]:
 
 
 _OF_TAGS = ("format", "structures", "triggers")
+_TYPES = {**dict.fromkeys(_OF_TAGS, "structural_tag"), "json_schema": "json_schema", "shape": "json_object"}
+"""Type of a format that each field needs."""
 
 
 def _format_forms(wanted: ResponseFormat) -> Iterator[FormParam]:
-    at = "response_format.json_schema"
-    schema = wanted.json_schema
-    tag = {name: value for name in _OF_TAGS if (value := getattr(wanted, name)) is not None}
+    at, sent = "response_format", {name: getattr(wanted, name) for name in _TYPES}
+    for name, kind in _TYPES.items():
+        if sent[name] is not None and wanted.type != kind:
+            path = f"{at}.{type(wanted).model_fields[name].alias or name}"
+            raise wrong(f"'{path}' is only allowed with the type '{kind}'.", path)
     if wanted.type == "structural_tag":
-        yield tag_form({"type": wanted.type, **tag}, "response_format")
-    elif tag:
-        path = f"response_format.{next(iter(tag))}"
-        raise wrong(f"'{path}' is only allowed with the type 'structural_tag'.", path)
-    if wanted.type == "json_schema" and schema is None:
-        raise missing(at)
-    if schema is not None and wanted.type != "json_schema":
-        raise wrong(f"'{at}' is only allowed with the type 'json_schema'.", at)
-    if wanted.shape is not None and wanted.type != "json_object":
-        path = "response_format.schema"
-        raise wrong(f"'{path}' is only allowed with the type 'json_object'.", path)
-    if wanted.shape:
-        yield schema_form(wanted.shape, "response_format.schema", field="response_format")
-    elif wanted.type == "json_object":
-        yield any_object("response_format")
-    if schema is not None:
+        tag = {name: sent[name] for name in _OF_TAGS if sent[name] is not None}
+        yield tag_form({"type": wanted.type, **tag}, at)
+    elif wanted.type == "json_schema":
+        if (schema := wanted.json_schema) is None:
+            raise missing(f"{at}.json_schema")
         is_strict = schema.strict is not False
-        yield schema_form(schema.json_schema, f"{at}.schema", strict=is_strict, field="response_format")
+        yield schema_form(schema.json_schema, f"{at}.json_schema.schema", strict=is_strict, field=at)
+    elif wanted.shape:
+        yield schema_form(wanted.shape, f"{at}.schema", field=at)
+    elif wanted.type == "json_object":
+        yield any_object(at)
 
 
 def _structured_output_forms(wanted: StructuredOutputs) -> Iterator[FormParam]:
@@ -178,12 +171,10 @@ def _parsed(text: str, path: str) -> JsonObject:
 
 
 def adapted_names(names: Sequence[str], messages: Sequence[MessageParam]) -> Ignored:
-    """Name what was dropped or replaced by text, and results without a call, for a header."""
+    """Name for a header what was dropped or replaced, and results without a call."""
     placed = with_bound_results([message.fields for message in messages])
     strays = [f"{messages[each.place].path} (result without a call)" for each in placed if each.is_stray]
-    all_names = [*names, *strays]
-    more = ("...",) if len(all_names) > MOST_NAMED else ()
-    return Ignored((*all_names[:MOST_NAMED], *more))
+    return Ignored(first_names([*names, *strays]))
 
 
 def shared_params(
@@ -226,12 +217,7 @@ def generation_params(
 
 
 def prediction_limit(body: PredictionBody) -> LimitParam | None:
-    limit = body.n_predict
-    if limit is None:
-        return None
-    return (
-        LimitParam.of_context("n_predict") if limit < 0 else LimitParam(limit, "n_predict", is_ceiling=True)
-    )
+    return None if body.n_predict is None else LimitParam.ceiling(body.n_predict, "n_predict")
 
 
 def details_param(body: PredictionBody) -> DetailsParam:
@@ -255,8 +241,6 @@ _OURS = frozenset(
 )
 """Template variables that a request cannot set."""
 T = TypeVar("T")
-
-
 Sent = tuple[str, T]
 """Path and value of a field that the client has sent."""
 

@@ -1,4 +1,2 @@
-"""llama-server's own API: `/completion`, `/infill`, `/props`, `/slots` and the others, in its forms. Absent
-fields have llama-server's defaults. Fields that only control its memory are ignored and named in a header;
-unsupported fields that would change the answer are rejected. `/embedding` is in `api/pooling`, and
+"""llama-server's own API: `/completion`, `/infill`, `/props`, `/slots`. `/embedding` is in `api/pooling`,
 `/tokenize` and `/apply-template` are in `api/admin/tokens.py`."""

@@ -8,18 +8,8 @@ from typing import Any, Union
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from openai_cpu_server.api.generation import renderer
 from openai_cpu_server.api.generation.call import ResolvedRequest
-from openai_cpu_server.api.generation.renderer import (
-    Chunk,
-    EndedBy,
-    GatheredCall,
-    ProgressChunk,
-    Renderer,
-    ended_by,
-    escaped_line_ends,
-    finish_reason,
-    timings,
-)
 from openai_cpu_server.api.generation.sampling import CHAIN
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProgress, TokenEvent
@@ -62,7 +52,7 @@ class LlamaChunk(msgspec.Struct, frozen=True, kw_only=True):
     tokens_evaluated: int
     timings: Union[dict[str, float], UnsetType] = UNSET
     completion_probabilities: Probabilities = UNSET
-    prompt_progress: Union[ProgressChunk, UnsetType] = UNSET
+    prompt_progress: Union[renderer.ProgressChunk, UnsetType] = UNSET
 
 
 class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +73,7 @@ class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """True if the context has ended the answer."""
     stop_type: str
     """`eos`, `word` or `limit`."""
-    ended_by: EndedBy = UNSET
+    ended_by: renderer.EndedBy = UNSET
     stopping_word: str
     tokens_cached: int
     """Tokens of prompt and answer, with which the next prompt may begin."""
@@ -98,8 +88,7 @@ def settings(
     *,
     most_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Return the settings of an answer under llama-server's names. Unsupported ones have the value for
-    off. `most_tokens`: limit of requests that name none, or None for the rest of the context."""
+    """Return settings by llama-server's names, unsupported ones as off. `most_tokens`: the usual limit."""
     dry = sampling.dry or DryPenalty(multiplier=0.0)
     if request is not None:
         most_tokens = request.max_tokens
@@ -148,7 +137,7 @@ def settings(
 
 
 class LlamaRenderer:
-    def whole(self, gathered: GatheredCall) -> bytes:
+    def whole(self, gathered: renderer.GatheredCall) -> bytes:
         call, pieces, _, figures = gathered
         completions = [
             _completion(
@@ -202,11 +191,11 @@ def _completion(
         prompt=call.prompt_of(at).echo or "",
         has_new_line=has_new_line,
         truncated=finish.reason is FinishReason.LENGTH and call.context_ends_it and not finish.is_loop,
-        stop_type="limit" if finish_reason(finish) == "length" else end_type,
-        ended_by=ended_by(finish),
+        stop_type="limit" if renderer.finish_reason(finish) == "length" else end_type,
+        ended_by=renderer.ended_by(finish),
         stopping_word=finish.stop_string or "",
         tokens_cached=request.num_tokens + finish.output_tokens,
-        timings=timings(own),
+        timings=renderer.timings(own),
         completion_probabilities=scores,
     )
     return _chosen_fields(answer, call.details.fields)
@@ -241,7 +230,7 @@ def _chosen_fields(answer: LlamaCompletion, paths: Sequence[str]) -> bytes:
     return msgspec.json.encode(found)
 
 
-class LlamaStream(Renderer):
+class LlamaStream(renderer.Renderer):
     """Stream of chunks. The last one of each answer has its settings."""
 
     def __init__(self, call: ResolvedRequest, pieces: PieceTexts) -> None:
@@ -252,18 +241,18 @@ class LlamaStream(Renderer):
         self._with_new_line: set[str] = set()
         self._finishes: dict[str, Finish] = {}
 
-    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+    def event(self, event: TokenEvent) -> Sequence[renderer.Chunk]:
         self._num_sent[event.id] += len(event.tokens)
         if "\n" in event.text:
             self._with_new_line.add(event.id)
         if event.finish is not None:
-            finish_reason(event.finish)
+            renderer.finish_reason(event.finish)
             self._finishes[event.id] = event.finish
         return (_line(self._chunk(event)),) if event.text or event.tokens else ()
 
-    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
+    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[renderer.Chunk]:
         chunk = self._chunk(TokenEvent(id=request_id))
-        progress_chunk = ProgressChunk.of(progress, figures)
+        progress_chunk = renderer.ProgressChunk.of(progress, figures)
         return (_line(msgspec.structs.replace(chunk, prompt_progress=progress_chunk)),)
 
     def _chunk(self, event: TokenEvent) -> LlamaChunk:
@@ -275,14 +264,14 @@ class LlamaStream(Renderer):
             tokens=list(event.tokens),
             tokens_predicted=self._num_sent[event.id],
             tokens_evaluated=self._call.requests[at].num_tokens,
-            timings=UNSET if self.so_far is None else timings(self.so_far),
+            timings=UNSET if self.so_far is None else renderer.timings(self.so_far),
             completion_probabilities=_probabilities(event.logprobs, self._pieces) if is_scored else UNSET,
         )
 
-    def end(self, figures: Figures) -> Sequence[Chunk]:
+    def end(self, figures: Figures) -> Sequence[renderer.Chunk]:
         return [
-            Chunk(
-                escaped_line_ends(
+            renderer.Chunk(
+                renderer.escaped_line_ends(
                     _completion(
                         self._call,
                         at,
@@ -296,9 +285,9 @@ class LlamaStream(Renderer):
             for request_id, at in self._places.items()
         ]
 
-    def error(self, error: ErrorObject) -> Sequence[Chunk]:
-        return (Chunk(msgspec.json.encode(numbered(error))),)
+    def error(self, error: ErrorObject) -> Sequence[renderer.Chunk]:
+        return (renderer.Chunk(msgspec.json.encode(numbered(error))),)
 
 
-def _line(chunk: LlamaChunk) -> Chunk:
-    return Chunk(escaped_line_ends(msgspec.json.encode(chunk)))
+def _line(chunk: LlamaChunk) -> renderer.Chunk:
+    return renderer.Chunk(renderer.escaped_line_ends(msgspec.json.encode(chunk)))

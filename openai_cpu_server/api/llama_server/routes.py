@@ -1,7 +1,8 @@
-"""Routes of llama-server's own API: generation, and descriptions of the server."""
+"""Routes of llama-server's own API: generation, with the conversion of bodies, and descriptions."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from functools import partial
 from pathlib import PurePath
@@ -14,10 +15,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from openai_cpu_server import __version__
+from openai_cpu_server.api.generation import to_params
+from openai_cpu_server.api.generation.params import FileParam, GenerationParams, PromptsParam
 from openai_cpu_server.api.generation.route import ApiAdapter, GenerationRoute
+from openai_cpu_server.api.generation.sampling import ignored_samplers, sampling_sent
+from openai_cpu_server.api.llama_server import schema
 from openai_cpu_server.api.llama_server.render import LlamaCompletion, LlamaRenderer, settings
-from openai_cpu_server.api.llama_server.schema import ANY_SEED, DEFAULTS, LlamaCompletionBody, LlamaInfillBody
-from openai_cpu_server.api.llama_server.to_params import llama_completion_params, llama_infill_params
 from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState, unavailable
 from openai_cpu_server.contract.messages import DraftingState
@@ -25,10 +28,70 @@ from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import EngineUnavailable
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import NumberedErrorObject, json_response, numbered_at
-from openai_cpu_server.http.keys import CALLS, INFERENCE, PROBES, Client, Identity
-from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter, JsonSchema
+from openai_cpu_server.http.keys import INFERENCE, PROBES, Client, Identity
+from openai_cpu_server.http.parse import Ignored
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema, model_route
 from openai_cpu_server.models.defaults import with_values
 from openai_cpu_server.models.registry import Preset
+
+
+def llama_completion_params(body: schema.LlamaCompletionBody) -> GenerationParams:
+    return llama_server_params(body, PromptsParam(body.prompt, echo=True))
+
+
+def llama_infill_params(body: schema.LlamaInfillBody) -> GenerationParams:
+    files = [FileParam(file.filename or "tmp", file.text) for file in body.input_extra or ()]
+    limit = body.limit
+    prompt = PromptsParam(
+        [(body.input_prefix, body.prompt or "")],
+        "input_prefix",
+        suffix=body.input_suffix,
+        suffix_path="input_suffix",
+        files=tuple(files),
+        answer_room=256 if limit is None or limit.is_ours else limit.tokens,
+        echo=True,
+    )
+    return llama_server_params(body, prompt)
+
+
+def llama_server_params(body: schema.LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
+    biases = body.logit_bias
+    ids = {} if biases is None else {str(token): amount for token, amount in biases.ids.items()}
+    seed = None if body.seed == schema.ANY_SEED else body.seed
+    completed = body.model_copy(update={"logit_bias": ids, "seed": seed})
+    forms = list(to_params.shared_forms(body))
+    if body.json_schema is not None:
+        path = "json_schema"
+        forms.append(
+            to_params.schema_form(body.json_schema, path) if body.json_schema else to_params.any_object(path)
+        )
+    params = to_params.shared_params(
+        completed, prompt, id_prefix="llama-", form=to_params.one_form(iter(forms))
+    )
+    sampling = params.sampling
+    if not params.is_seeded:
+        sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(schema.ANY_SEED))
+    return msgspec.structs.replace(
+        params,
+        sampling=sampling,
+        sent=sampling_sent(body),
+        defaults=schema.DEFAULTS,
+        samplers=body.samplers,
+        ignored=Ignored(ignored_samplers(body.samplers)),
+        biases=() if biases is None else biases.texts,
+        n=body.n_cmpl or body.n,
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        max_tokens=body.limit,
+        logprobs=body.n_probs or None,
+        details=msgspec.structs.replace(
+            to_params.details_param(body),
+            tokens=bool(body.return_tokens),
+            fields=tuple(body.response_fields or ()),
+        ),
+    )
+
+
+# -- routes -----------------------------------------------------------------------------------------------
 
 
 class DefaultSettings(msgspec.Struct, frozen=True):
@@ -88,20 +151,15 @@ class HealthWord(msgspec.Struct, frozen=True):
 
 
 _RENDERER = LlamaRenderer()
-_COMPLETION = ApiAdapter(LlamaCompletionBody, llama_completion_params, _RENDERER)
-_INFILL = ApiAdapter(LlamaInfillBody, llama_infill_params, _RENDERER)
+_COMPLETION = ApiAdapter(schema.LlamaCompletionBody, llama_completion_params, _RENDERER)
+_INFILL = ApiAdapter(schema.LlamaInfillBody, llama_infill_params, _RENDERER)
 _STREAM = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; the last one has `stop`."
 _generation = partial(
-    ApiRoute,
-    "POST",
-    access=CALLS,
+    model_route,
     tag="llama-server",
     error=NumberedErrorObject,
-    answer=LlamaCompletion,
-    lists=(False, True),
-    streams=True,
+    answer=(LlamaCompletion, list[LlamaCompletion]),
     stream_form=_STREAM,
-    errors=GENERATION_ERRORS,
 )
 _MODEL: Mapping[str, JsonSchema] = {"model": {"type": "string"}}
 _fact = partial(
@@ -115,12 +173,12 @@ class LlamaServerRoutes:
         self._infill = GenerationRoute(_INFILL, state.generation)
         self._models = state.models
 
-    @_generation("/completion", aliases=("/completions",), body=LlamaCompletionBody)
+    @_generation("/completion", aliases=("/completions",), body=schema.LlamaCompletionBody)
     async def completion(self, request: Request) -> ASGIApp:
         """Continue one or several texts, in llama-server's format."""
         return await self._completion.create(request)
 
-    @_generation("/infill", body=LlamaInfillBody)
+    @_generation("/infill", body=schema.LlamaInfillBody)
     async def infill(self, request: Request) -> ASGIApp:
         """Fill in the text between two texts, with a model that has tokens for that."""
         return await self._infill.create(request)
@@ -131,9 +189,9 @@ class LlamaServerRoutes:
         chosen = await chosen_model(self._models, request, request.query_params.get("model"))
         model, info = chosen.model, chosen.model.loaded()
         preset = chosen.preset or Preset(base=chosen.name)
-        values = {**model.defaults.over(DEFAULTS), **preset.parameters}
+        values = {**model.defaults.over(schema.DEFAULTS), **preset.parameters}
         most_tokens = preset.max_tokens or model.defaults.max_output_tokens
-        defaults = settings(with_values(Sampling(seed=ANY_SEED), values), most_tokens=most_tokens)
+        defaults = settings(with_values(Sampling(seed=schema.ANY_SEED), values), most_tokens=most_tokens)
         props = Props(
             default_generation_settings=DefaultSettings(defaults, info.context_limit),
             total_slots=info.max_seqs,
@@ -152,7 +210,7 @@ class LlamaServerRoutes:
         )
         return json_response(props)
 
-    @_fact("/slots", query={**_MODEL, "fail_on_no_slot": {"type": "string"}}, answer=Slot, lists=(True,))
+    @_fact("/slots", query={**_MODEL, "fail_on_no_slot": {"type": "string"}}, answer=list[Slot])
     async def slots(self, request: Request) -> Response:
         """List the slots of a model. With `fail_on_no_slot`, answer 503 if none is free."""
         chosen = await chosen_model(self._models, request, request.query_params.get("model"))

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation import schema as shared
-from openai_cpu_server.api.generation.params import LogitBiasParam
+from openai_cpu_server.api.generation.params import LimitParam, LogitBiasParam
 from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
 from openai_cpu_server.http import ignored_params
 from openai_cpu_server.json_size import MOST_TOKENS
@@ -28,8 +28,7 @@ class Biases(NamedTuple):
 
 
 def _biases(value: object) -> Biases:
-    """Read `{token: bias}` or `[[token, bias]]`, where a text means each of its tokens and `false` forbids
-    it."""
+    """Read `{token: bias}` or `[[token, bias]]`. A text means each of its tokens, and `false` forbids it."""
     if not isinstance(value, (list, Mapping)):
         raise _wrong_bias()
     ids: dict[int, float] = {}
@@ -69,8 +68,6 @@ _NonEmptyStops = BeforeValidator(
 )
 """llama-server ignores empty stop strings."""
 WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), shared.IntegralFloat]
-
-
 ANY_SEED = 2**32 - 1
 """Placeholder for any seed. Reported seeds are below it, so that any client can send them again."""
 DEFAULTS: SamplingValues = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
@@ -114,11 +111,10 @@ class LlamaServerBody(shared.SharedBody, shared.PredictionBody, shared.OpenBody)
     """Only fields of the answer, where `a/b` is the field `b` of `a`."""
 
     @property
-    def limit(self) -> tuple[str, int] | None:
-        """Field name and value of the client's token limit, negative for the rest of the context, or None."""
+    def limit(self) -> LimitParam | None:
         names = ("n_predict", "max_completion_tokens", "max_tokens")
-        limits = [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
-        return limits[0] if limits else None
+        sent = ((getattr(self, name), name) for name in names)
+        return next((LimitParam.ceiling(tokens, name) for tokens, name in sent if tokens is not None), None)
 
 
 class LlamaCompletionBody(LlamaServerBody):

@@ -12,19 +12,8 @@ import pydantic_core
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from openai_cpu_server.api.generation import renderer
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest
-from openai_cpu_server.api.generation.renderer import (
-    Chunk,
-    EndedBy,
-    GatheredCall,
-    NewId,
-    Renderer,
-    ended_by,
-    finish_reason,
-    json_text,
-    progress_field,
-    random_letters,
-)
 from openai_cpu_server.api.messages.schema import NO_THREADS
 from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.figures import Figures
@@ -46,7 +35,6 @@ _TYPES: Mapping[int, str] = {
     503: "overloaded_error",
 }
 """Anthropic's error types by HTTP status. Others are invalid requests."""
-_STATUSES = {failure.code: failure.status for failure in errors.TABLE.values() if failure.code is not None}
 
 
 class ThreadErrorDetails(msgspec.Struct, frozen=True):
@@ -69,8 +57,7 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def _body(sent: errors.ErrorObject, status: int) -> MessagesErrorBody:
-    """Begin with Anthropic's words for a prompt that is too long, because Claude Code then shortens the
-    conversation."""
+    """Begin as Anthropic does for a prompt that is too long, because Claude Code then shortens it."""
     error, message = sent.error, sent.error.message
     if error.code == "context_length_exceeded":
         message = f"prompt is too long: {message}"
@@ -88,15 +75,13 @@ def _response(error: Exception, request_id: str) -> Response:
 
 SHAPE = errors.ErrorShape((MESSAGES,), _response, ("x-request-id", "request-id"))
 """Errors and headers. Anthropic's SDKs read only `request-id`."""
-
-
 _UNSIGNED = "unsigned"
 """Placeholder for Anthropic's signature of reasoning, which clients send back. It is not checked here."""
-_PING = (Chunk(b'{"type":"ping"}', "ping"),)
+_PING = (renderer.Chunk(b'{"type":"ping"}', "ping"),)
 
 
 def new_tool_use_id() -> str:
-    return "toolu_" + random_letters()
+    return "toolu_" + renderer.random_letters()
 
 
 class MessageText(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -149,21 +134,21 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     content: list[MessageBlock]
     stop_reason: str | None
     stop_sequence: str | None
-    ended_by: EndedBy = UNSET
+    ended_by: renderer.EndedBy = UNSET
     usage: MessagesUsage
 
 
 class _Ending(msgspec.Struct, frozen=True):
     stop_reason: str
     stop_sequence: str | None
-    ended_by: EndedBy = UNSET
+    ended_by: renderer.EndedBy = UNSET
 
 
 class MessagesRenderer:
-    def __init__(self, new_id: NewId = new_tool_use_id) -> None:
+    def __init__(self, new_id: renderer.NewId = new_tool_use_id) -> None:
         self._new_id = new_id
 
-    def whole(self, gathered: GatheredCall) -> bytes:
+    def whole(self, gathered: renderer.GatheredCall) -> bytes:
         call, answer = gathered.call, gathered.only
         reader = call.reader()
         parts = answer.parts(reader)
@@ -184,9 +169,9 @@ class MessagesRenderer:
 
 
 def _ending(call: ResolvedRequest, reader: PartsReader, finish: messages.Finish) -> _Ending:
-    finish_reason(finish)
+    renderer.finish_reason(finish)
     if finish.is_loop:
-        return _Ending("max_tokens", None, ended_by(finish))
+        return _Ending("max_tokens", None, renderer.ended_by(finish))
     if finish.reason is messages.FinishReason.LENGTH:
         return _Ending("model_context_window_exceeded" if call.context_ends_it else "max_tokens", None)
     if reader.has_calls and not reader.is_cut:
@@ -199,7 +184,7 @@ def _ending(call: ResolvedRequest, reader: PartsReader, finish: messages.Finish)
 # -- whole ---------------------------------------------------------------------------------------------
 
 
-def _blocks(parts: Sequence[Part], new_id: NewId) -> Iterator[MessageBlock]:
+def _blocks(parts: Sequence[Part], new_id: renderer.NewId) -> Iterator[MessageBlock]:
     groups: list[tuple[Part, list[str]]] = []
     for part in parts:
         if not groups or _begins_block(part, groups[-1][0]):
@@ -236,8 +221,8 @@ def _object(arguments: str) -> bytes:
 # -- streamed ------------------------------------------------------------------------------------------
 
 
-class MessageStream(Renderer):
-    def __init__(self, call: ResolvedRequest, new_id: NewId) -> None:
+class MessageStream(renderer.Renderer):
+    def __init__(self, call: ResolvedRequest, new_id: renderer.NewId) -> None:
         self._call = call
         self._reader = call.reader()
         self._new_id = new_id
@@ -245,7 +230,7 @@ class MessageStream(Renderer):
         self._index = 0
         self._ending: _Ending | None = None
 
-    def begin(self) -> Sequence[Chunk]:
+    def begin(self) -> Sequence[renderer.Chunk]:
         """Report no cached tokens, because they are known only at the end."""
         prompt = self._call.prompt_tokens
         usage = MessagesUsage(input_tokens=prompt, cache_read_input_tokens=0, output_tokens=0)
@@ -259,43 +244,43 @@ class MessageStream(Renderer):
         )
         return (_chunk("message_start", b'"message":' + msgspec.json.encode(message)),)
 
-    def waiting(self, news: messages.QueuePlace | messages.ModelLoading) -> Sequence[Chunk]:
+    def waiting(self, news: messages.QueuePlace | messages.ModelLoading) -> Sequence[renderer.Chunk]:
         return _PING
 
-    def keepalive(self) -> Sequence[Chunk]:
+    def keepalive(self) -> Sequence[renderer.Chunk]:
         return _PING
 
-    def prompt(self, request_id: str, progress: messages.PromptProgress, figures: Figures) -> Sequence[Chunk]:
+    def prompt(
+        self, request_id: str, progress: messages.PromptProgress, figures: Figures
+    ) -> Sequence[renderer.Chunk]:
         """Send progress in a ping, which Anthropic's clients skip."""
-        return (_chunk("ping", progress_field(progress, figures)),)
+        return (_chunk("ping", renderer.progress_field(progress, figures)),)
 
-    def event(self, event: messages.TokenEvent) -> Sequence[Chunk]:
+    def event(self, event: messages.TokenEvent) -> Sequence[renderer.Chunk]:
         chunks = [chunk for part in self._reader.read(event) for chunk in self._part(part)]
         if event.finish is not None:
             self._ending = _ending(self._call, self._reader, event.finish)
             chunks += self._close()
         return chunks
 
-    def end(self, figures: Figures) -> Sequence[Chunk]:
+    def end(self, figures: Figures) -> Sequence[renderer.Chunk]:
         assert self._ending is not None, "the last event has said how it ended"
         ending, numbers = msgspec.json.encode(self._ending), msgspec.json.encode(MessagesUsage.of(figures))
         delta = _chunk("message_delta", b'"delta":%b,"usage":%b' % (ending, numbers))
-        return (delta, Chunk(b'{"type":"message_stop"}', "message_stop"))
+        return (delta, renderer.Chunk(b'{"type":"message_stop"}', "message_stop"))
 
-    def error(self, error: errors.ErrorObject) -> Sequence[Chunk]:
-        # A stream has no status, so that of the error's code counts.
-        otherwise = 400 if error.error.type == "invalid_request_error" else 500
-        body = _body(error, _STATUSES.get(error.error.code or "", otherwise))
-        return (Chunk(msgspec.json.encode(MessagesError(type="error", error=body)), "error"),)
+    def error(self, error: errors.ErrorObject) -> Sequence[renderer.Chunk]:
+        body = _body(error, errors.status_of(error.error))
+        return (renderer.Chunk(msgspec.json.encode(MessagesError(type="error", error=body)), "error"),)
 
-    def _part(self, part: Part) -> Iterator[Chunk]:
+    def _part(self, part: Part) -> Iterator[renderer.Chunk]:
         if self._block is None or _begins_block(part, self._block):
             yield from self._close()
             self._block = part
             fields = b'"index":%d,"content_block":%b' % (self._index, self._opening(part))
             yield _chunk("content_block_start", fields)
         if not isinstance(part, CallBegin):
-            yield self._delta(_DELTAS[type(part)] % json_text(part.text))
+            yield self._delta(_DELTAS[type(part)] % renderer.json_text(part.text))
 
     def _opening(self, part: Part) -> bytes:
         if isinstance(part, Content):
@@ -305,7 +290,7 @@ class MessageStream(Renderer):
         assert isinstance(part, CallBegin), "arguments follow the beginning of their call"
         return msgspec.json.encode(MessageToolUse(self._new_id(), part.name, msgspec.Raw(b"{}")))
 
-    def _close(self) -> list[Chunk]:
+    def _close(self) -> list[renderer.Chunk]:
         if self._block is None:
             return []
         signed = [self._delta(_SIGNED)] if isinstance(self._block, ThinkingText) else []
@@ -313,7 +298,7 @@ class MessageStream(Renderer):
         self._block, self._index = None, self._index + 1
         return [*signed, stop]
 
-    def _delta(self, delta: bytes) -> Chunk:
+    def _delta(self, delta: bytes) -> renderer.Chunk:
         return _chunk("content_block_delta", b'"index":%d,"delta":%b' % (self._index, delta))
 
 
@@ -325,5 +310,5 @@ _DELTAS: Mapping[type[Part], bytes] = {
 _SIGNED = b'{"type":"signature_delta","signature":"%b"}' % _UNSIGNED.encode()
 
 
-def _chunk(kind: str, fields: bytes) -> Chunk:
-    return Chunk(b'{"type":"%b",%b}' % (kind.encode(), fields), kind)
+def _chunk(kind: str, fields: bytes) -> renderer.Chunk:
+    return renderer.Chunk(b'{"type":"%b",%b}' % (kind.encode(), fields), kind)

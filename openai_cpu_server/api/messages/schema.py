@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Union
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import Field, JsonValue
 
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
+from openai_cpu_server.http.parse import by_type
 
 MAX_TOOLS = 512
 """Above OpenAI's 128, because agents with many tool servers have more."""
@@ -76,20 +77,10 @@ class ToolResultBlock(Cacheable):
 
 
 Block = Annotated[
-    Union[
-        Annotated[TextBlock, Tag("<text>")],
-        Annotated[ThinkingBlock, Tag("<thinking>")],
-        Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
-        Annotated[ToolUseBlock, Tag("<tool_use>")],
-        Annotated[ToolResultBlock, Tag("<tool_result>")],
-        Annotated[shared.ForeignKind, Tag("<other>")],
-    ],
-    shared.by_type("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    Union[TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ToolResultBlock, shared.ForeignKind],
+    by_type(),
 ]
-OnlyText = Annotated[
-    Union[Annotated[TextBlock, Tag("<text>")], Annotated[shared.ForeignKind, Tag("<other>")]],
-    shared.by_type("text"),
-]
+OnlyText = Annotated[Union[TextBlock, shared.ForeignKind], by_type()]
 ResultContent = shared.TextOrList[shared.ListOf[OnlyText]]
 Content = shared.TextOrList[shared.ListOf[Block]]
 
@@ -109,14 +100,7 @@ class CustomTool(Cacheable):
     """Ignored, because arguments are always streamed as they come."""
 
 
-AnyTool = Annotated[
-    Union[Annotated[CustomTool, Tag("<custom>")], Annotated[shared.ForeignKind, Tag("<other>")]],
-    Discriminator(
-        lambda value: (
-            "<custom>" if not isinstance(value, dict) or value.get("type") in (None, "custom") else "<other>"
-        )
-    ),
-]
+AnyTool = Annotated[Union[CustomTool, shared.ForeignKind], by_type()]
 """Tool of a conversation. Anthropic's own, such as `web_search_20250305`, are left out."""
 
 

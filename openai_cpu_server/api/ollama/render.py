@@ -10,6 +10,7 @@ from typing import Union
 
 import msgspec
 from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from openai_cpu_server.api.generation.call import ResolvedRequest
@@ -29,13 +30,13 @@ from openai_cpu_server.api.generation.renderer import (
     reasoning_of,
 )
 from openai_cpu_server.api.generation.route import NO_STORE_HEADERS, while_connected
-from openai_cpu_server.api.generation.running import RunningCall, chunks_of
+from openai_cpu_server.api.generation.running import AnswerStream, RunningCall, chunks_of
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, PromptProgress, TokenEvent
 from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.http import errors
-from openai_cpu_server.http.context import RequestLog, request_log_of
+from openai_cpu_server.http.context import request_log_of
 from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part
 
@@ -47,14 +48,14 @@ class OllamaError(msgspec.Struct, frozen=True):
     error: str
 
 
-def _error(error: Exception, request_id: str) -> OllamaError:
+def ollama_error(error: Exception, request_id: str) -> OllamaError:
     return OllamaError(errors.error_object(error, request_id=request_id).error.message)
 
 
 SHAPE = errors.ErrorShape(
     (OLLAMA,),
     lambda error, request_id: errors.json_response(
-        _error(error, request_id), errors.failure_of(error).status, errors.headers_of(error)
+        ollama_error(error, request_id), errors.failure_of(error).status, errors.headers_of(error)
     ),
 )
 
@@ -274,12 +275,15 @@ def progress_of(step: PullStep) -> OllamaProgress | None:
 
 
 async def lines_of(running: RunningCall, renderer: Renderer) -> AsyncIterator[bytes]:
-    async for item in running.emit(renderer):
-        yield b"".join(chunk.json + b"\n" for chunk in chunks_of(item, renderer))
+    async for item in AnswerStream(running.emit(renderer), renderer, running.request_log):
+        if line := b"".join(chunk.json + b"\n" for chunk in chunks_of(item, renderer)):
+            yield line
 
 
-class JsonLines:
-    """Streamed response, which ends with its client. It owns the call, if there is one."""
+class JsonLines(StreamingResponse):
+    """Ends with its client. It owns the call, if there is one."""
+
+    media_type = NDJSON
 
     def __init__(
         self,
@@ -287,31 +291,12 @@ class JsonLines:
         headers: Mapping[str, str],
         call: AbstractAsyncContextManager[object] | None = None,
     ) -> None:
-        self._lines = lines
-        self._headers = {**NO_STORE_HEADERS, **headers, "content-type": NDJSON}
+        super().__init__(lines, headers={**NO_STORE_HEADERS, **headers})
         self._call = call or nullcontext()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_log = request_log_of(scope)
         try:
             async with self._call:
-                await while_connected(receive, partial(self._send, request_log, send))
+                await while_connected(receive, partial(self.stream_response, send))
         except (ClientDisconnect, OSError):
-            request_log.client_gone()
-
-    async def _send(self, request_log: RequestLog, send: Send) -> None:
-        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for line in self._lines_and_error(request_log):
-            if line:
-                await send({"type": "http.response.body", "body": line, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _lines_and_error(self, request_log: RequestLog) -> AsyncIterator[bytes]:
-        """Report an error in the last line, because the status is already sent."""
-        try:
-            async for line in self._lines:
-                yield line
-        except Exception as error:
-            request_log.failed(error)
-            yield msgspec.json.encode(_error(error, request_log.id)) + b"\n"
+            request_log_of(scope).client_gone()

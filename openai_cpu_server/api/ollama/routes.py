@@ -20,19 +20,24 @@ from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, read
 from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.errors import Forbidden, InvalidRequest, missing, shown
 from openai_cpu_server.http.body import in_thread, off_loop
-from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.context import RequestLog, context_of, request_log_of
 from openai_cpu_server.http.errors import json_response
-from openai_cpu_server.http.keys import ADMIN, CALLS, INFERENCE, Scope
-from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
+from openai_cpu_server.http.keys import ADMIN, INFERENCE, Scope
+from openai_cpu_server.http.routes import ApiRoute, ApiRouter, model_route
 from openai_cpu_server.models.registry import Preset, available_models
 
 B = TypeVar("B", bound=schema.OllamaBody)
 
 
-async def _pull_lines(store: ModelStore, name: str) -> AsyncIterator[bytes]:
-    async for step in store.pull(name):
-        if (progress := render.progress_of(step)) is not None:
-            yield msgspec.json.encode(progress) + b"\n"
+async def _pull_lines(store: ModelStore, name: str, request_log: RequestLog) -> AsyncIterator[bytes]:
+    """Report an error in the last line, because the status is already sent."""
+    try:
+        async for step in store.pull(name):
+            if (progress := render.progress_of(step)) is not None:
+                yield msgspec.json.encode(progress) + b"\n"
+    except Exception as error:
+        request_log.failed(error)
+        yield msgspec.json.encode(render.ollama_error(error, request_log.id)) + b"\n"
 
 
 @dataclass(frozen=True)
@@ -76,21 +81,15 @@ _CHAT = render.OllamaRenderer(is_chat=True)
 _GENERATE = render.OllamaRenderer(is_chat=False)
 OLLAMA_CHAT = ApiAdapter(schema.OllamaChatBody, to_params.ollama_chat_params, _CHAT)
 OLLAMA_GENERATE = ApiAdapter(schema.OllamaGenerateBody, to_params.ollama_generate_params, _GENERATE)
-
-
 _route = partial(ApiRoute, access=INFERENCE, tag="Ollama", error=render.OllamaError)
 _generation = partial(
-    _route,
-    "POST",
-    access=CALLS,
+    model_route,
+    tag="Ollama",
+    error=render.OllamaError,
     answer=render.OllamaLine,
-    streams=True,
     stream_form="Unless `stream` is false: an object on each line; the last one has `done` and the counts.",
     stream_media=render.NDJSON,
-    errors=GENERATION_ERRORS,
 )
-
-
 _admin_route = partial(_route, access=ADMIN)
 _streamed = partial(
     _admin_route,
@@ -165,7 +164,8 @@ class OllamaRoutes:
         body, ignored, _ = await read_body(schema.OllamaPullBody, request)
         store = store_for(self._store, body.model_name, request)
         if body.stream is not False:
-            return render.JsonLines(_pull_lines(store, body.model_name), ignored.headers)
+            lines = _pull_lines(store, body.model_name, request_log_of(request.scope))
+            return render.JsonLines(lines, ignored.headers)
         await while_connected(request.receive, partial(pull_to_end, store, body.model_name))
         return json_response(render.DONE, headers=ignored.headers)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Union
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.errors import missing
 from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
+from openai_cpu_server.http.parse import by_value
 from openai_cpu_server.json_size import MOST_TOKENS
 from openai_cpu_server.models.defaults import SamplingValues
 
@@ -17,11 +18,8 @@ MAX_TOOLS = 512
 """Home Assistant has one tool for each action of a house."""
 _RUNNER = IgnoredParam("the server's options set it for all requests")
 _NO_MIROSTAT = "this sampler is not implemented"
-
-
 OLLAMA_DEFAULTS: SamplingValues = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Ollama's values for fields that neither a request nor the model has. Its `repeat_penalty` is 1 by now
-(docs/modelfile)."""
+"""Ollama's values for fields that neither a request nor the model has (docs/modelfile)."""
 
 
 class OllamaOptions(shared.OpenBody):
@@ -68,12 +66,7 @@ class OllamaOptions(shared.OpenBody):
     logit_bias: dict[str, shared.Bias] | None = None
 
 
-Think = Annotated[
-    Union[
-        Annotated[bool, Tag("<switch>")], Annotated[Literal["low", "medium", "high", "max"], Tag("<word>")]
-    ],
-    Discriminator(lambda value: "<switch>" if isinstance(value, bool) else "<word>"),
-]
+Think = Annotated[Union[bool, Literal["low", "medium", "high", "max"]], by_value()]
 KeepAlive = Union[str, int, float]
 TokenId = Annotated[int, Field(ge=0, le=COUNT.most), shared.IntegralFloat]
 

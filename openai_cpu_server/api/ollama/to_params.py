@@ -7,22 +7,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 
-from openai_cpu_server.api.generation.params import (
-    AUTO_DETAIL,
-    Attachment,
-    AttachmentKind,
-    AttachmentSource,
-    ConversationParam,
-    DetailsParam,
-    FormParam,
-    FunctionParam,
-    GenerationParams,
-    LimitParam,
-    MessageParam,
-    PromptsParam,
-    ReasoningParam,
-    ToolsParam,
-)
+from openai_cpu_server.api.generation import params
 from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
 from openai_cpu_server.api.generation.schema import LACKS
 from openai_cpu_server.api.generation.to_params import adapted_names, any_object, reasoning_param, schema_form
@@ -31,7 +16,7 @@ from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.models.registry import Preset, PresetMessage
 from openai_cpu_server.prompt.template import joined_texts, to_json
 
-_LACKS = {AttachmentKind.PICTURE: LACKS["image"], AttachmentKind.SOUND: LACKS["audio"]}
+_LACKS = {params.AttachmentKind.PICTURE: LACKS["image"], params.AttachmentKind.SOUND: LACKS["audio"]}
 _SOUND = re.compile(
     rb"RIFF....WAVE|ID3|\xff[\xe2-\xfb]|fLaC|OggS|#!AMR|\x1aE\xdf\xa3|....ftyp(?:M4[AB]|mp4|iso|3gp)",
     re.DOTALL,
@@ -39,8 +24,7 @@ _SOUND = re.compile(
 """First bytes of sounds, which Ollama's clients send as `images`."""
 
 
-def ollama_chat_params(body: schema.OllamaChatBody) -> GenerationParams:
-    """Convert a body. Raises InvalidRequest."""
+def ollama_chat_params(body: schema.OllamaChatBody) -> params.GenerationParams:
     messages = body.messages or []
     media = [
         item
@@ -48,7 +32,7 @@ def ollama_chat_params(body: schema.OllamaChatBody) -> GenerationParams:
         for item in _attached(message.images, f"messages[{index}].images", is_last=index == len(messages) - 1)
     ]
     functions = tuple(
-        FunctionParam(
+        params.FunctionParam(
             tool.function.name,
             f"tools[{index}].function",
             f"tools[{index}].function.parameters",
@@ -57,15 +41,14 @@ def ollama_chat_params(body: schema.OllamaChatBody) -> GenerationParams:
         )
         for index, tool in enumerate(body.tools or ())
     )
-    conversation = ConversationParam(
+    conversation = params.ConversationParam(
         list(_messages(messages)), "messages", may_forget=body.truncate is not False
     )
-    tools = ToolsParam(functions=functions) if functions else None
+    tools = params.ToolsParam(functions=functions) if functions else None
     return _params(body, conversation, tools=tools, media=media)
 
 
-def ollama_generate_params(body: schema.OllamaGenerateBody) -> GenerationParams:
-    """Convert a body. Raises InvalidRequest for fields that a raw text cannot have."""
+def ollama_generate_params(body: schema.OllamaGenerateBody) -> params.GenerationParams:
     prompt = body.prompt or ""
     if body.raw and body.system:
         raise wrong("'raw' and 'system' cannot be combined: a raw prompt is the whole prompt.", "system")
@@ -79,44 +62,45 @@ def ollama_generate_params(body: schema.OllamaGenerateBody) -> GenerationParams:
     if body.suffix and body.images and template:
         raise wrong("'suffix' and 'images' cannot be combined: only text can be filled in.", "images")
     if body.suffix and not template:
-        return _params(body, PromptsParam([prompt], suffix=body.suffix))
+        return _params(body, params.PromptsParam([prompt], suffix=body.suffix))
     if body.raw and body.images:
         raise wrong("'raw' and 'images' cannot be combined: a raw prompt is text.", "images")
     if body.raw or not (body.system or body.images or template):
-        texts = PromptsParam([(*context, prompt) if context else prompt], is_said=not body.raw)
+        texts = params.PromptsParam([(*context, prompt) if context else prompt], is_said=not body.raw)
         return _params(body, texts, returns_context=texts.is_said)
     texts_by_role = [("system", body.system)] if body.system else []
     texts_by_role.append(("user", _with_marks(prompt, body.images)))
-    messages = [MessageParam({"role": role, "content": text}, path=role) for role, text in texts_by_role]
+    messages = [
+        params.MessageParam({"role": role, "content": text}, path=role) for role, text in texts_by_role
+    ]
     media = list(_attached(body.images, "images", is_last=True))
     suffix = body.suffix or ""
-    conversation = ConversationParam(messages, "prompt", before=context, template=template, suffix=suffix)
+    conversation = params.ConversationParam(
+        messages, "prompt", before=context, template=template, suffix=suffix
+    )
     # Pictures are no tokens that could be sent again.
     return _params(body, conversation, media=media, returns_context=not (media or suffix))
 
 
 def _params(
     body: schema.OllamaBody,
-    prompt: ConversationParam | PromptsParam,
+    prompt: params.ConversationParam | params.PromptsParam,
     *,
-    tools: ToolsParam | None = None,
-    media: Sequence[Attachment] = (),
+    tools: params.ToolsParam | None = None,
+    media: Sequence[params.Attachment] = (),
     returns_context: bool = False,
-) -> GenerationParams:
+) -> params.GenerationParams:
     options = body.options or schema.OllamaOptions()
-    messages = prompt.messages if isinstance(prompt, ConversationParam) else ()
+    messages = prompt.messages if isinstance(prompt, params.ConversationParam) else ()
     stop, limit, max_tokens = options.stop or (), options.num_predict, None
     if limit is not None:
-        path = "options.num_predict"
-        max_tokens = LimitParam(limit, path, is_ceiling=True) if limit > 0 else LimitParam.of_context(path)
-    match body.think:
-        case None:
-            thinking = ReasoningParam()
-        case bool(is_on):
-            thinking = reasoning_param(switches=[("think", is_on)])
-        case effort:
-            thinking = reasoning_param(efforts=[("think", effort)])
-    return GenerationParams(
+        max_tokens = params.LimitParam.ceiling(limit or -1, "options.num_predict")
+    think = body.think
+    thinking = reasoning_param(
+        efforts=[("think", think)] if isinstance(think, str) else (),
+        switches=[("think", think)] if isinstance(think, bool) else (),
+    )
+    return params.GenerationParams(
         id_prefix="ollama-",
         prompt=prompt,
         sampling=sampling_of(options),
@@ -134,11 +118,11 @@ def _params(
         tools=tools,
         thinking=thinking,
         attached=tuple(media),
-        details=DetailsParam(progress=bool(body.return_progress), tokens=returns_context),
+        details=params.DetailsParam(progress=bool(body.return_progress), tokens=returns_context),
     )
 
 
-def _form(body: schema.OllamaBody) -> FormParam | None:
+def _form(body: schema.OllamaBody) -> params.FormParam | None:
     if body.format is None or body.format == "":
         return None
     if isinstance(body.format, dict):
@@ -148,9 +132,8 @@ def _form(body: schema.OllamaBody) -> FormParam | None:
     return any_object("format")
 
 
-def _messages(messages: Sequence[schema.OllamaMessage]) -> Iterator[MessageParam]:
-    """Match results to calls in order, because Ollama's calls need no ids and results only name a
-    function."""
+def _messages(messages: Sequence[schema.OllamaMessage]) -> Iterator[params.MessageParam]:
+    """Match results to calls in order: Ollama's calls need no ids, and results only name a function."""
     open_calls: list[tuple[str, str]] = []
     for index, message in enumerate(messages):
         content = _with_marks(message.content, message.images)
@@ -161,7 +144,7 @@ def _messages(messages: Sequence[schema.OllamaMessage]) -> Iterator[MessageParam
             fields["tool_calls"] = _calls(message, index, open_calls)
         if message.role == "tool":
             fields["tool_call_id"] = message.tool_call_id or _answered(message.tool_name, open_calls, index)
-        yield MessageParam(fields, path=f"messages[{index}]")
+        yield params.MessageParam(fields, path=f"messages[{index}]")
 
 
 def _with_marks(text: str | None, images: Sequence[str] | None) -> str:
@@ -170,23 +153,23 @@ def _with_marks(text: str | None, images: Sequence[str] | None) -> str:
     return joined_texts(filter(None, (*marks, text)))
 
 
-def _attached(images: Sequence[str] | None, at: str, *, is_last: bool) -> Iterator[Attachment]:
+def _attached(images: Sequence[str] | None, at: str, *, is_last: bool) -> Iterator[params.Attachment]:
     for number, image in enumerate(images or ()):
         source = _source(image)
         lack = _LACKS[source.kind]
         refusal = f"Invalid value for '{at}': {lack}." if is_last else None
-        yield Attachment(source, f"{at}[{number}]", at, is_last, lack, refusal, at)
+        yield params.Attachment(source, f"{at}[{number}]", at, is_last, lack, refusal, at)
 
 
-def _source(image: str) -> AttachmentSource:
+def _source(image: str) -> params.AttachmentSource:
     """Accept base64 alone, as Ollama's clients send it, and data URIs."""
     url = image if image[:5].lower() == "data:" else f"data:;base64,{image}"
     first = b""
     with contextlib.suppress(ValueError):
         first = base64.b64decode(url.partition(",")[2][:16], "-_")
     if _SOUND.match(first):
-        return AttachmentSource(AttachmentKind.SOUND, url)
-    return AttachmentSource(AttachmentKind.PICTURE, url, AUTO_DETAIL)
+        return params.AttachmentSource(params.AttachmentKind.SOUND, url)
+    return params.AttachmentSource(params.AttachmentKind.PICTURE, url, params.AUTO_DETAIL)
 
 
 def _calls(
@@ -212,7 +195,6 @@ def _answered(name: str | None, open_calls: list[tuple[str, str]], index: int) -
 
 
 def preset_of(body: schema.OllamaCreateBody) -> Preset:
-    """Convert the body to a preset. Raises InvalidRequest."""
     if body.base is None:
         raise missing("from")
     options = body.parameters or schema.OllamaOptions()

@@ -25,9 +25,8 @@ from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerE
 from openai_cpu_server.http.body import in_thread, off_loop, streamed_body
 from openai_cpu_server.http.context import Caller, RequestContext, RequestLog, context_of
 from openai_cpu_server.http.errors import NumberedErrorObject, numbered_at
-from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.parse import parse
-from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
+from openai_cpu_server.http.routes import ApiRouter, model_route
 from openai_cpu_server.models.registry import Ability, ChosenModel, choose_able, ensure_served
 from openai_cpu_server.observe.ended import Distribution, EndedCall
 
@@ -122,7 +121,7 @@ async def _written(call: schema.PoolingCall, rows: schema.Rows, figures: Figures
     return await off_loop(rows.nbytes // _CHEAPER, partial(call.render, rows, figures))
 
 
-_route = partial(ApiRoute, "POST", access=CALLS, tag="Embeddings", errors=GENERATION_ERRORS)
+_route = partial(model_route, tag="Embeddings", streams=False)
 
 
 class OllamaEmbedError(msgspec.Struct, frozen=True):
@@ -163,8 +162,7 @@ class PoolingRoutes:
         "/v1/rerank",
         aliases=("/v2/rerank", "/rerank", "/reranking", "/v1/reranking"),  # of Cohere, Jina, llama-server
         body=schema.RerankBody,
-        answer=render.Reranked,
-        or_list_of=render.RankedText,
+        answer=(render.Reranked, list[render.RankedText]),
         batched=lambda at: at.reranking.answer,
     )
     async def rerank(self, request: Request) -> Response:
@@ -187,8 +185,7 @@ class PoolingRoutes:
         aliases=("/embeddings",),
         body=schema.LlamaEmbedBody,
         error=NumberedErrorObject,
-        answer=render.LlamaVector,
-        lists=(True,),
+        answer=list[render.LlamaVector],
     )
     async def embed_as_llama_server(self, request: Request) -> Response:
         """Embed texts, in llama-server's format."""

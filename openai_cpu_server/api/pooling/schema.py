@@ -19,7 +19,7 @@ from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest, ServerError, wrong
 from openai_cpu_server.http import ignored_params
-from openai_cpu_server.http.parse import Body
+from openai_cpu_server.http.parse import Body, by_value
 from openai_cpu_server.json_size import MOST_TOKENS
 
 MAX_INPUTS = 2048
@@ -117,7 +117,8 @@ class TextDocument(shared.OpenBody):
 
 
 Document = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[TextDocument, Tag("<object>")]], shared.DOCUMENT_KIND
+    Union[str, TextDocument],
+    by_value("text_or_object", "Input should be a string, or an object with 'text'"),
 ]
 
 
@@ -149,10 +150,7 @@ class RerankBody(PoolingBody):
         return not self.raw_scores if self.use_activation is None else self.use_activation
 
 
-TextOrTexts = Annotated[
-    Union[Annotated[shared.NonEmpty, Tag("<text>")], Annotated[list[shared.NonEmpty], _SOME, Tag("<list>")]],
-    shared.TEXT_OR_LIST,
-]
+TextOrTexts = Annotated[Union[shared.NonEmpty, Annotated[list[shared.NonEmpty], _SOME]], shared.TEXT_OR_LIST]
 
 
 class ScoreBody(PoolingBody):
@@ -182,10 +180,7 @@ class OllamaEmbedBody(PoolingBody):
     hints: ClassVar[ignored_params.Hints] = ignored_params.OLLAMA_EMBED_HINTS
 
     input: Annotated[
-        Union[
-            Annotated[str, Tag("<text>")],
-            Annotated[list[shared.NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<list>")],
-        ],
+        Union[str, Annotated[list[shared.NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True)]],
         shared.TEXT_OR_LIST,
     ]
     """An empty text or list has no vector, as in Ollama."""

@@ -65,7 +65,7 @@ _OUTPUTS = (FunctionCallOutputItem, CustomCallOutputItem)
 
 
 def to_messages(items: Iterable[ItemWithSource]) -> list[MessageParam]:
-    """Return the messages. Consecutive reasoning, text and calls of the assistant form one message."""
+    """Consecutive reasoning, text and calls of the assistant form one message."""
     turns: list[MessageParam | _AssistantTurn] = []
     for sourced in _as_functions(items):
         if not _is_assistants(sourced.item):
@@ -128,8 +128,8 @@ def listed_servers(items: Iterable[ItemWithSource]) -> frozenset[str]:
 
 
 def _as_functions(items: Iterable[ItemWithSource]) -> Iterator[ItemWithSource]:
-    """Convert MCP calls to function calls with outputs. A call that was not approved gets an output with the
-    reason, and an approved one is represented by the call that followed."""
+    """Convert MCP calls to function calls with outputs. A call that was not approved gets the reason as its
+    output, and an approved one is represented by the call that followed."""
     everything = list(items)
     answers = {
         one.item.approval_request_id
@@ -196,8 +196,8 @@ def round_attachments(items: Sequence[OutputItem]) -> Iterator[Attachment]:
 
 
 def current(items: Sequence[ItemWithSource]) -> Sequence[ItemWithSource]:
-    """Return the items to show to the model, without those that the last summary replaces. If an answer
-    follows the summary, the items that it answers stay. Otherwise the words of users stay."""
+    """Leave out items that the last summary replaces. If an answer follows it, the items that this answers
+    stay, else the words of users."""
     summaries = [at for at, one in enumerate(items) if isinstance(one.item, CompactionItem)]
     if not summaries:
         return items
@@ -211,8 +211,8 @@ def current(items: Sequence[ItemWithSource]) -> Sequence[ItemWithSource]:
 
 
 def summed_up(items: Sequence[ItemWithSource], summary: ItemWithSource) -> list[ItemWithSource]:
-    """Return the items for the next answer: system messages, the summary, and unanswered items, which are
-    those after the assistant's last one, and the calls that belong to results of tools."""
+    """Return the items for the next answer: system messages, the summary, and unanswered items with the calls
+    that their results belong to."""
     first = len(items)
     while first and not _is_assistants(items[first - 1].item):
         first -= 1

@@ -13,7 +13,7 @@ from openai_cpu_server.api.generation import params
 from openai_cpu_server.api.generation.renderer import TokenEntry
 
 OWN_SUMMARY = "openai-cpu-server:"
-"""Prefix of our `encrypted_content`. The rest is plain text, because it belongs to the client."""
+"""Prefix of our `encrypted_content`, whose rest is plain text: it belongs to the client."""
 
 
 class _Typed(msgspec.Struct, frozen=True, tag_field="type"):
@@ -167,7 +167,6 @@ class McpCallItem(_EndedItem, frozen=True, kw_only=True, tag="mcp_call"):
     server_label: str
     name: str
     arguments: str
-    """JSON text."""
     output: Union[str, None] = None
     error: Union[str, None] = None
     approval_request_id: Union[str, None] = None
@@ -211,9 +210,8 @@ PREFIXES: dict[type, str] = {
     ApprovalItem: "mcpa_",
 }
 BY_TYPE: Mapping[object, type[Item]] = {kind.__struct_config__.tag: kind for kind in get_args(Item)}
-"""Kinds of items by their `type`."""
 IN_NAMESPACE = "."
-"""Separates a namespace or MCP server from the tool in names for models. No other tool's name contains it."""
+"""Separates a namespace or MCP server from the tool. No other tool's name contains it."""
 _DECODER: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
 
 

@@ -228,14 +228,7 @@ def _tool(
         return _raw(tool.model_copy(update={"headers": None, "authorization": None}))
     if not isinstance(tool, schema.FunctionTool):
         return _raw(tool)
-    fields = {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": bool(tool.strict),
-    }
-    return msgspec.Raw(msgspec.json.encode(fields))
+    return msgspec.Raw(msgspec.json.encode({**tool.model_dump(), "strict": bool(tool.strict)}))
 
 
 def _raw(body: Body) -> msgspec.Raw:

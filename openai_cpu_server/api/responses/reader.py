@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-from msgspec import UNSET
 
 from openai_cpu_server.api.generation.params import (
     Attachment,
@@ -17,20 +16,9 @@ from openai_cpu_server.api.generation.params import (
     MessageParam,
 )
 from openai_cpu_server.api.generation.to_params import adapted_names
-from openai_cpu_server.api.responses.conversation import (
-    ApprovedCall,
-    approved_calls,
-    current,
-    is_trigger,
-    item_attachments,
-    listed_servers,
-    summed_up,
-    to_messages,
-    trigger_item,
-    with_instructions,
-)
+from openai_cpu_server.api.responses import conversation
 from openai_cpu_server.api.responses.items import Item, ItemWithSource, decoded_item
-from openai_cpu_server.api.responses.objects import ConversationRef, WrittenSummary
+from openai_cpu_server.api.responses.objects import WrittenSummary
 from openai_cpu_server.api.responses.schema import McpServerTool, ResponsesBody
 from openai_cpu_server.api.responses.to_params import (
     check_supported,
@@ -58,7 +46,7 @@ class ResponseParams(msgspec.Struct, frozen=True):
     messages: tuple[MessageParam, ...]
     earlier: tuple[ItemWithSource, ...]
     items: tuple[ItemWithSource, ...]
-    approved: tuple[ApprovedCall, ...]
+    approved: tuple[conversation.ApprovedCall, ...]
     attached: tuple[Attachment, ...]
     ignored: Ignored
     num_bytes: int
@@ -74,33 +62,37 @@ class ResponseParams(msgspec.Struct, frozen=True):
 
     @property
     def listed(self) -> frozenset[str]:
-        return listed_servers((*self.earlier, *self.items))
+        return conversation.listed_servers((*self.earlier, *self.items))
 
     def generation(
         self, offered: Sequence[FunctionParam] = (), results: Sequence[ItemWithSource] = ()
     ) -> GenerationParams:
         """`offered`: tools of MCP servers. `results`: of approved calls."""
         return msgspec.structs.replace(
-            to_params(self.body, (*self.messages, *to_messages(results)), offered),
+            to_params(self.body, (*self.messages, *conversation.to_messages(results)), offered),
             num_bytes=self.num_bytes,
             ignored=self.ignored,
-            attached=(*self.attached, *item_attachments(results)),
+            attached=(*self.attached, *conversation.item_attachments(results)),
         )
 
     def compacting(self) -> ResponseParams:
         """Return the request for a summary of this one's conversation."""
         body = self.body.compacting().model_copy(update={"truncation": "auto"})
-        trigger = ItemWithSource(trigger_item(), _MANAGEMENT)
-        shown = [*current([*self.earlier, *self.items]), trigger]
-        messages = with_instructions(to_messages(shown), body.instructions)
+        trigger = ItemWithSource(conversation.trigger_item(), _MANAGEMENT)
+        shown = [*conversation.current([*self.earlier, *self.items]), trigger]
+        messages = conversation.with_instructions(conversation.to_messages(shown), body.instructions)
         return msgspec.structs.replace(self, body=body, messages=tuple(messages), is_stored=False)
 
     def with_summary(self, summary: WrittenSummary) -> ResponseParams:
-        shown = summed_up([*self.earlier, *self.items], ItemWithSource(summary.item, _MANAGEMENT))
+        shown = conversation.summed_up(
+            [*self.earlier, *self.items], ItemWithSource(summary.item, _MANAGEMENT)
+        )
         return msgspec.structs.replace(
             self,
-            messages=tuple(with_instructions(to_messages(shown), self.body.instructions)),
-            attached=tuple(item_attachments(shown)),
+            messages=tuple(
+                conversation.with_instructions(conversation.to_messages(shown), self.body.instructions)
+            ),
+            attached=tuple(conversation.item_attachments(shown)),
             summary=summary,
         )
 
@@ -114,10 +106,6 @@ class LastResponse(msgspec.Struct, frozen=True):
 
     id: str
     items: tuple[ItemWithSource, ...]
-
-
-class _StoredConversation(msgspec.Struct, frozen=True):
-    conversation: ConversationRef | msgspec.UnsetType = UNSET
 
 
 @dataclass(frozen=True)
@@ -142,8 +130,7 @@ class ResponseReader:
         stores_by_default: bool = True,
         is_compacting: bool = False,
     ) -> ResponseParams:
-        """Return the response to make. Raises InvalidRequest, also for an unknown previous response,
-        StorageFull and DiskFull."""
+        """Return the response to make. Raises InvalidRequest, StorageFull, DiskFull."""
         reading = partial(parse, ResponsesBody, data, lenient=self.options.lenient)
         body, ignored = await off_loop(len(data), reading)
         if is_compacting:
@@ -178,11 +165,11 @@ class ResponseReader:
 
         def convert() -> ResponseParams:
             items = new_items(body.input, referenced)
-            shown = current([*earlier, *items])
-            if shown and all(is_trigger(one.item) for one in shown):
+            shown = conversation.current([*earlier, *items])
+            if shown and all(conversation.is_trigger(one.item) for one in shown):
                 raise missing("input")
-            messages = with_instructions(to_messages(shown), body.instructions)
-            approved = approved_calls(earlier, items)
+            messages = conversation.with_instructions(conversation.to_messages(shown), body.instructions)
+            approved = conversation.approved_calls(earlier, items)
             names = [*ignored_tools(body), *unsupported_names(body.input)]
             return ResponseParams(
                 body=body,
@@ -190,7 +177,7 @@ class ResponseReader:
                 earlier=earlier,
                 items=tuple(items),
                 approved=() if body.is_compacting else tuple(approved),
-                attached=tuple(item_attachments(shown)),
+                attached=tuple(conversation.item_attachments(shown)),
                 ignored=Ignored((*ignored.names, *adapted_names(names, messages).names)),
                 num_bytes=size,
                 owner=owner,
@@ -255,7 +242,7 @@ class ResponseReader:
             raise _no_previous(
                 f"The response '{previous_id}' cannot be continued: it is {last.status.value}."
             )
-        if msgspec.json.decode(last.response, type=_StoredConversation).conversation is not UNSET:
+        if "conversation" in msgspec.json.decode(last.response, type=dict[str, msgspec.Raw]):
             raise _no_previous(
                 f"The response '{previous_id}' belongs to a conversation: continue it with 'conversation'."
             )

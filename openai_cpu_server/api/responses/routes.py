@@ -19,7 +19,6 @@ from openai_cpu_server import errors
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.renderer import ENDED_BY, events
 from openai_cpu_server.api.generation.route import (
-    NO_STORE_HEADERS,
     EventStream,
     InputTokens,
     event_source,
@@ -44,8 +43,8 @@ from openai_cpu_server.http.errors import (
     json_response,
     page_of,
 )
-from openai_cpu_server.http.keys import CALLS, INFERENCE, REQUESTS, WORK
-from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, ApiRoute, ApiRouter
+from openai_cpu_server.http.keys import INFERENCE, REQUESTS, WORK
+from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute, ApiRouter, model_route
 from openai_cpu_server.http.sockets import SocketServer
 from openai_cpu_server.jobs import records
 from openai_cpu_server.jobs.responses import ResponseRepository
@@ -70,19 +69,16 @@ class ResponsesRoutes:
             state.at_end.append(self._background.close)
         self._reader = ResponseReader(repository, self._options, has_mcp=state.mcp is not None)
         self._maker = ResponseMaker(
-            state.generation, self._options, repository, state.history, state.mcp, state.telemetry.metrics
+            state.generation, repository, state.history, state.mcp, state.telemetry.metrics
         )
         self._socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), state.sockets)
 
-    @_route(
-        "POST",
+    @model_route(
         "/v1/responses",
-        access=CALLS,
+        tag="Responses",
         aliases=("/responses",),  # of llama-server
         body=ResponsesBody,
         answer=objects.ResponseObject,
-        streams=True,
-        errors=GENERATION_ERRORS,
         batched=lambda at: at.answer,
     )
     async def create(self, request: Request) -> ASGIApp:
@@ -109,13 +105,12 @@ class ResponsesRoutes:
         """Serve OpenAI's WebSocket mode: `response.create` in, the events of a stream out."""
         await self._socket.serve(websocket)
 
-    @_route(
-        "POST",
+    @model_route(
         "/v1/responses/compact",
-        access=CALLS,
+        tag="Responses",
         body=ResponsesBody,
         answer=objects.CompactedResponse,
-        errors=GENERATION_ERRORS,
+        streams=False,
     )
     async def compact(self, request: Request) -> Response:
         """Compact a conversation: keep the user's messages, and summarize all else."""
@@ -165,8 +160,8 @@ class ResponsesRoutes:
         if tools is not None:
             await tools.close()
         generation = params.generation(tools.functions if tools is not None else ())
-        counted = await self._service.prompt_tokens(generation, chosen, context)
-        return json_response(InputTokens(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
+        num_tokens, ignored = await self._service.prompt_tokens(generation, chosen, context)
+        return json_response(InputTokens(input_tokens=num_tokens), headers=ignored.headers)
 
     @_route(
         "GET",
@@ -237,8 +232,8 @@ class ResponsesRoutes:
         return await listed_items(items, has_more=has_more)
 
     async def _behind(self, request: Request, params: ResponseParams, background: Background) -> ASGIApp:
-        """The response outlives this request, except while approved calls are made: a client that leaves
-        then does not know its id. The server's limit of time does not apply."""
+        """Let the response outlive this request, except while approved calls are made: a client that leaves
+        then does not know its id."""
         context = replace(context_of(request.scope).inner(RequestOrigin.BACKGROUND), timeout_s=None)
         disconnect_guard = partial(while_connected, request.receive)
         running = await self._maker.begin(
@@ -252,7 +247,7 @@ class ResponsesRoutes:
         return Response(first, media_type="application/json", headers=headers)
 
     def _logged_stream(self, stored: AsyncIterator[bytes], headers: Mapping[str, str]) -> ASGIApp:
-        return event_source(stored, {**NO_STORE_HEADERS, **headers}, keep_alive_s=self._options.keep_alive_s)
+        return event_source(stored, headers, keep_alive_s=self._options.keep_alive_s)
 
     def _require_repository(self) -> ResponseRepository:
         if self._repository is None:

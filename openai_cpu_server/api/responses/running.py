@@ -1,5 +1,4 @@
-"""Responses under way: submitted, streamed with signs of life, and stored at their end. One in the background
-runs and records its events until its end, with or without a listener."""
+"""Responses under way, with a client or in the background, which are stored at their end."""
 
 from __future__ import annotations
 
@@ -35,7 +34,6 @@ from openai_cpu_server.http.context import RequestContext, RequestHistory, Reque
 from openai_cpu_server.http.errors import error_object, failure_of
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.limits import Reservation
-from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.records import (
     ConversationItem,
     ConversationTurn,
@@ -50,7 +48,6 @@ logger = logging.getLogger(__name__)
 _FIRST_KEEPALIVE_S = 1.0
 """Longest time until a waiting response reports that it waits."""
 _BYTES_PER_TOKEN = 4
-"""Approximate bytes of a token in a response."""
 _MAX_SUMMARY_TOKENS = 2048
 """Tokens of the longest summary, thoughts included."""
 _FULL = 0.75
@@ -60,7 +57,7 @@ _CLOSE_S = 5.0
 
 
 class RunningResponse:
-    """Submitted response. The owner must enter `running`."""
+    """Submitted response. The owner must enter `call`."""
 
     def __init__(
         self,
@@ -166,8 +163,7 @@ class RunningResponse:
         return conversations.turn(conversation_id, items)
 
     async def _with_keepalives(self, items: AsyncGenerator[StreamItem, None]) -> AsyncIterator[StreamItem]:
-        """Add signs of life while no items come. Keep-alive comments cannot replace them, because the signs
-        are numbered events."""
+        """Add signs of life, which are numbered events, while no items come."""
         wait_s = min(_FIRST_KEEPALIVE_S, self._keep_alive_s) or None
         async with aclosing(items):
             while self.stream.is_silent:
@@ -224,7 +220,6 @@ DisconnectGuard = Callable[[CallingTools], Awaitable[list[AnsweredCall]]]
 @dataclass
 class ResponseMaker:
     service: GenerationService
-    options: ApiOptions
     repository: ResponseRepository | None
     history: RequestHistory
     mcp: McpServers | None
@@ -256,12 +251,11 @@ class ResponseMaker:
             status,
             self.repository,
             tools=tools,
-            keep_alive_s=self.options.keep_alive_s,
+            keep_alive_s=self.service.options.keep_alive_s,
             request_id=context.request_log.id,
         )
 
     async def open_tools(self, body: ResponsesBody, identity: Identity) -> McpTools | None:
-        """Return the tools, which the caller must close, or None without MCP tools. Raises InvalidRequest."""
         return None if self.mcp is None else await open_tools(self.mcp, body, identity)
 
     async def _begin_loop(
@@ -298,8 +292,7 @@ class ResponseMaker:
         attempt: CascadeAttempt,
         offered: Sequence[FunctionParam] = (),
     ) -> ResponseParams:
-        """Sum up a conversation that is too long. One without an answer has nothing that can be left out,
-        and an empty summary is ignored."""
+        """Sum up a conversation that is too long, unless it has no answer. An empty summary is ignored."""
         management, body = params.body.context_management, params.body
         if not management or not is_answered([*params.earlier, *params.items]):
             return params
@@ -307,12 +300,12 @@ class ResponseMaker:
         await ensure_served(self.service.models, body.model, allowed)
         chosen = choose_able(self.service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         limit = management[0].compact_threshold or int(_FULL * chosen.model.loaded().context_limit)
-        counted = await self.service.prompt_tokens(params.generation(offered), chosen, context)
-        if counted.num_tokens <= limit:
+        num_tokens, _ = await self.service.prompt_tokens(params.generation(offered), chosen, context)
+        if num_tokens <= limit:
             return params
         inner = context.inner(context.request_log.origin, path=_SUMMARY_ROUTE)
         compacting = params.compacting()
-        max_tokens = LimitParam(_MAX_SUMMARY_TOKENS, "context_management", is_ceiling=True)
+        max_tokens = LimitParam.ceiling(_MAX_SUMMARY_TOKENS, "context_management")
         generation = msgspec.structs.replace(compacting.generation(offered), max_tokens=max_tokens)
         async with served(inner.request_log, self.history.end) as request:
             running = await self.service.begin(generation, inner)
@@ -430,8 +423,7 @@ class Background:
         raise AssertionError("a call ends with an event")
 
     async def _renew(self, live: LiveResponse) -> None:
-        """The lease shows other servers that the response is live. A failed renewal means that one of them
-        has cancelled it."""
+        """Show other servers that the response is live. A failure means that one of them has cancelled it."""
         while True:
             await asyncio.sleep(RENEW_S)
             with contextlib.suppress(JobsUnavailable):

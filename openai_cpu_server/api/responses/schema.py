@@ -8,9 +8,9 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValu
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation import schema as shared
-from openai_cpu_server.api.responses.items import BY_TYPE, OWN_SUMMARY
+from openai_cpu_server.api.responses.items import OWN_SUMMARY
 from openai_cpu_server.http import ignored_params
-from openai_cpu_server.http.parse import Body
+from openai_cpu_server.http.parse import Body, by_type, by_value
 
 MAX_ITEMS = 10_000
 
@@ -33,21 +33,7 @@ class RefusalPart(EchoedBody):
     refusal: str
 
 
-def _part_kind(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind in ("input_text", "output_text", "text"):
-        return "<text>"
-    return "<refusal>" if kind == "refusal" else "<other>"
-
-
-SentPart = Annotated[
-    Union[
-        Annotated[ItemTextPart, Tag("<text>")],
-        Annotated[RefusalPart, Tag("<refusal>")],
-        Annotated[shared.ForeignKind, Tag("<other>")],
-    ],
-    Discriminator(_part_kind),
-]
+SentPart = Annotated[Union[ItemTextPart, RefusalPart, shared.ForeignKind], by_type()]
 Content = shared.TextOrList[shared.ListOf[SentPart]]
 ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
 """NUL is excluded, because some databases cannot store it."""
@@ -159,35 +145,33 @@ class SentApproval(SentItem):
     reason: str | None = None
 
 
-def _item_kind(value: object) -> str:
+def _item_type(value: object) -> str:
     fields = value if isinstance(value, dict) else {}
     kind = fields.get("type")
-    if kind == "compaction" and not str(fields.get("encrypted_content")).startswith(OWN_SUMMARY):
-        return "<other>"
     if kind is None:
-        return "<item_reference>" if set(fields) - {"type"} == {"id"} else "<message>"
-    is_ours = isinstance(kind, str) and kind in (*BY_TYPE, "compaction_trigger", "item_reference")
-    return f"<{kind}>" if is_ours else "<other>"
+        return "item_reference" if set(fields) - {"type"} == {"id"} else "message"
+    is_unreadable = not str(fields.get("encrypted_content")).startswith(OWN_SUMMARY)
+    return "" if not isinstance(kind, str) or (kind == "compaction" and is_unreadable) else kind
 
 
 InputItem = Annotated[
     Union[
-        Annotated[SentMessageItem, Tag("<message>")],
-        Annotated[SentFunctionCall, Tag("<function_call>")],
-        Annotated[SentFunctionOutput, Tag("<function_call_output>")],
-        Annotated[SentCustomCall, Tag("<custom_tool_call>")],
-        Annotated[SentCustomOutput, Tag("<custom_tool_call_output>")],
-        Annotated[SentReasoning, Tag("<reasoning>")],
-        Annotated[SentCompaction, Tag("<compaction>")],
-        Annotated[CompactionTrigger, Tag("<compaction_trigger>")],
-        Annotated[ItemReference, Tag("<item_reference>")],
-        Annotated[SentMcpList, Tag("<mcp_list_tools>")],
-        Annotated[SentMcpCall, Tag("<mcp_call>")],
-        Annotated[SentApprovalRequest, Tag("<mcp_approval_request>")],
-        Annotated[SentApproval, Tag("<mcp_approval_response>")],
-        Annotated[shared.ForeignKind, Tag("<other>")],
+        SentMessageItem,
+        SentFunctionCall,
+        SentFunctionOutput,
+        SentCustomCall,
+        SentCustomOutput,
+        SentReasoning,
+        SentCompaction,
+        CompactionTrigger,
+        ItemReference,
+        SentMcpList,
+        SentMcpCall,
+        SentApprovalRequest,
+        SentApproval,
+        shared.ForeignKind,
     ],
-    Discriminator(_item_kind),
+    by_type(name=_item_type),
 ]
 Input = shared.TextOrList[Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]]
 
@@ -208,23 +192,10 @@ class TextTool(EchoedBody):
     type: Literal["custom"]
     name: shared.Name
     description: str | None = None
-    format: (
-        Annotated[
-            Union[Annotated[GrammarFormat, Tag("<grammar>")], Annotated[shared.AnyText, Tag("<text>")]],
-            shared.CUSTOM_FORMAT,
-        ]
-        | None
-    ) = None
+    format: Annotated[Union[GrammarFormat, shared.AnyText], shared.CUSTOM_FORMAT] | None = None
 
 
-InNamespace = Annotated[
-    Union[
-        Annotated[FunctionTool, Tag("<function>")],
-        Annotated[TextTool, Tag("<custom>")],
-        Annotated[shared.ForeignKind, Tag("<other>")],
-    ],
-    shared.by_type("function", "custom"),
-]
+InNamespace = Annotated[Union[FunctionTool, TextTool, shared.ForeignKind], by_type()]
 
 
 class NamespaceTool(EchoedBody):
@@ -246,14 +217,8 @@ class ApprovalRule(EchoedBody):
     never: ToolFilter | None = None
 
 
-AllowedMcpTools = Annotated[
-    Union[Annotated[shared.ListOf[ToolName], Tag("<list>")], Annotated[ToolFilter, Tag("<object>")]],
-    Discriminator(lambda value: "<list>" if isinstance(value, list) else "<object>"),
-]
-RequiredApproval = Annotated[
-    Union[Annotated[Literal["always", "never"], Tag("<text>")], Annotated[ApprovalRule, Tag("<object>")]],
-    Discriminator(lambda value: "<text>" if isinstance(value, str) else "<object>"),
-]
+AllowedMcpTools = Annotated[Union[shared.ListOf[ToolName], ToolFilter], by_value()]
+RequiredApproval = Annotated[Union[Literal["always", "never"], ApprovalRule], by_value()]
 
 
 class McpServerTool(EchoedBody):
@@ -276,16 +241,7 @@ class McpServerTool(EchoedBody):
     allowed_callers: shared.ListOf[str] | None = None
 
 
-Tool = Annotated[
-    Union[
-        Annotated[FunctionTool, Tag("<function>")],
-        Annotated[TextTool, Tag("<custom>")],
-        Annotated[NamespaceTool, Tag("<namespace>")],
-        Annotated[McpServerTool, Tag("<mcp>")],
-        Annotated[shared.ForeignKind, Tag("<other>")],
-    ],
-    shared.by_type("function", "custom", "namespace", "mcp"),
-]
+Tool = Annotated[Union[FunctionTool, TextTool, NamespaceTool, McpServerTool, shared.ForeignKind], by_type()]
 """Tools that OpenAI runs itself and unknown forms are left out."""
 
 
@@ -384,13 +340,8 @@ class ConversationName(Body):
 
 
 NamedConversation = Annotated[
-    Union[Annotated[shared.NonEmpty, Tag("<text>")], Annotated[ConversationName, Tag("<object>")]],
-    shared.by_value(
-        "text_or_object",
-        "Input should be the id of a conversation, or an object with 'id'",
-        text=str,
-        object=dict,
-    ),
+    Union[shared.NonEmpty, ConversationName],
+    by_value("text_or_object", "Input should be the id of a conversation, or an object with 'id'"),
 ]
 
 
@@ -419,7 +370,6 @@ class TurnFields(Body):
     enable_thinking: bool | None = None
     thinking_budget: shared.Budget | None = None
     chat_template: str | None = None
-    """Name of one of the model's templates, such as `tool_use`."""
     chat_template_kwargs: Annotated[shared.JsonObject, Field(max_length=64)] | None = None
 
     @property

@@ -1,6 +1,5 @@
-"""`/v1/responses` as a WebSocket. A message is `{"type": "response.create", ...}` with the body of a POST;
-the replies are the events of a stream. The last response can be continued without being stored. With
-`generate: false` the prompt is only prefilled, for later turns."""
+"""`/v1/responses` as a WebSocket: a message has the body of a POST, and is answered by the events of a
+stream. The last response can be continued without being stored."""
 
 from __future__ import annotations
 

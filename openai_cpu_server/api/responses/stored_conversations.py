@@ -33,7 +33,6 @@ from openai_cpu_server.jobs.store.storage import CONVERSATION_BYTES
 _MAX_ITEMS = 20
 """Items that can be added at once, as at OpenAI."""
 _INCLUDES = ("include", "include[]")
-"""No effect, because everything is shown."""
 
 
 class ConversationBody(Body):
@@ -168,8 +167,7 @@ class ConversationRoutes:
     async def _items(
         self, sent: Sequence[InputItem], owner: str, size: int
     ) -> tuple[list[ConversationItem], list[str]]:
-        """Return the items, and the names of what is not supported in them. Errors name `input`, as in a
-        response."""
+        """Return the items, and the names of what is not supported in them."""
         for index, one in enumerate(sent):
             if isinstance(one, CompactionTrigger):
                 raise wrong("Only a response can contain a 'compaction_trigger'.", f"items[{index}].type")

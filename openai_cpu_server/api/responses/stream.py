@@ -94,7 +94,7 @@ class _ItemPlace:
     def delta(self, kind: str, text: str) -> Chunk:
         return self._numbers.delta(kind, self._fields, text, b"}")
 
-    def part_delta(self, kind: str, text: str, tail: bytes = b"}") -> Chunk:
+    def part_delta(self, kind: str, text: str, tail: bytes) -> Chunk:
         return self._numbers.delta(kind, self._fields + b',"content_index":0', text, tail)
 
 
@@ -126,9 +126,8 @@ class _OpenItem(ABC):
 
 @dataclass
 class _OpenMessage(_OpenItem):
-    """Message with one part."""
-
     text_event: ClassVar[str] = "response.output_text"
+    has_scores: ClassVar[bool] = True
     scores: list[TokenEntry] = field(default_factory=list, init=False)
 
     def part(self) -> OutputText | ReasoningText:
@@ -147,7 +146,7 @@ class _OpenMessage(_OpenItem):
     def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
         self.texts.append(text)
         self.scores += scores
-        tail = b',"logprobs":' + msgspec.json.encode(scores) + b"}"
+        tail = b',"logprobs":' + msgspec.json.encode(scores) + b"}" if self.has_scores else b"}"
         return [self.place.part_delta(f"{self.text_event}.delta", text, tail)]
 
     def end(self, status: str) -> list[Chunk]:
@@ -162,16 +161,13 @@ class _OpenMessage(_OpenItem):
 
 class _OpenReasoning(_OpenMessage):
     text_event = "response.reasoning_text"
+    has_scores = False
 
     def part(self) -> ReasoningText:
         return ReasoningText(self.text)
 
     def item(self, status: str) -> OutputItem:
         return ReasoningItem(id=self.place.id, status=status, content=(self.part(),))
-
-    def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
-        self.texts.append(text)
-        return [self.place.part_delta(f"{self.text_event}.delta", text)]
 
 
 class _OpenSummary(_OpenItem):
@@ -275,7 +271,6 @@ class OutputWriter:
     new_call_id: NewId
     new_id: NewItemId
     offered: Mapping[str, OfferedTool]
-    """MCP tools by the names that the model sees."""
     is_compacting: bool
     """True to drop thoughts."""
 
@@ -471,7 +466,7 @@ class ResponseStream(Renderer):
         return [created, self._about("response.queued")]
 
     def waiting(self, news: messages.QueuePlace | messages.ModelLoading) -> Sequence[Chunk]:
-        """The stream reports the queue once. Later reports are signs of life, except in the background."""
+        """Report the queue once. Later reports are signs of life, except in the background."""
         if self._stage is not StreamStage.CREATED:
             return () if self.response.background else self.keepalive()
         self._stage = StreamStage.QUEUED
@@ -486,7 +481,7 @@ class ResponseStream(Renderer):
         return [Chunk(b"%b,%b}" % (event.json[:-1], progress_field(progress, figures)), event.event)]
 
     def keepalive(self) -> Sequence[Chunk]:
-        """Some clients give up streams that are silent while the response waits or is prefilled."""
+        """Some clients give up streams that are silent."""
         if self._stage is StreamStage.SPEAKING:
             return ()
         self._stage = StreamStage.IN_PROGRESS

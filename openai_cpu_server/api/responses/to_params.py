@@ -34,28 +34,8 @@ from openai_cpu_server.api.generation.to_params import (
     shared_forms,
     shared_params,
 )
-from openai_cpu_server.api.responses import schema
+from openai_cpu_server.api.responses import items, schema
 from openai_cpu_server.api.responses.conversation import trigger_item
-from openai_cpu_server.api.responses.items import (
-    BY_TYPE,
-    IN_NAMESPACE,
-    FunctionCallItem,
-    FunctionCallOutputItem,
-    InputAudio,
-    InputFile,
-    InputImage,
-    InputText,
-    Item,
-    ItemWithSource,
-    MessageItem,
-    OutputText,
-    Part,
-    ReasoningText,
-    RefusalText,
-    SummaryText,
-    named_for_models,
-    new_item_id,
-)
 from openai_cpu_server.api.responses.schema import ResponsesBody
 from openai_cpu_server.errors import InvalidRequest, missing, wrong, wrong_value
 from openai_cpu_server.prompt.template import to_json
@@ -85,7 +65,7 @@ def _places(
         at = f"tools[{index}]"
         if isinstance(tool, schema.NamespaceTool):
             yield from (
-                (f"{at}.tools[{i}]", f"{tool.name}{IN_NAMESPACE}", x) for i, x in enumerate(tool.tools)
+                (f"{at}.tools[{i}]", f"{tool.name}{items.IN_NAMESPACE}", x) for i, x in enumerate(tool.tools)
             )
         elif not isinstance(tool, schema.McpServerTool):
             yield at, "", tool
@@ -165,7 +145,7 @@ def _choice(body: ResponsesBody, all_names: Sequence[str]) -> tuple[ToolUse | No
         case schema.NamedFunction(name=name, namespace=namespace):
             return ToolUse.NAMED, (_meant(name, namespace, all_names),)
         case schema.NamedMcpTool(server_label=label, name=str(name)):
-            return ToolUse.NAMED, (label + IN_NAMESPACE + named_for_models(name),)
+            return ToolUse.NAMED, (label + items.IN_NAMESPACE + items.named_for_models(name),)
         case schema.NamedMcpTool(server_label=label):
             names = _below(label, all_names)
             if not names:
@@ -186,8 +166,8 @@ def _choice(body: ResponsesBody, all_names: Sequence[str]) -> tuple[ToolUse | No
 def _meant(name: str, namespace: object, all_names: Sequence[str]) -> str:
     """A tool of a namespace may be named without it, if no other tool has the name."""
     if isinstance(namespace, str):
-        return namespace + IN_NAMESPACE + name
-    found = [each for each in all_names if each.rpartition(IN_NAMESPACE)[2] == name]
+        return namespace + items.IN_NAMESPACE + name
+    found = [each for each in all_names if each.rpartition(items.IN_NAMESPACE)[2] == name]
     return found[0] if len(found) == 1 else name
 
 
@@ -201,7 +181,7 @@ def _allowed(tools: Sequence[Mapping[str, JsonValue]], all_names: Sequence[str])
         elif tool.get("type") == "mcp":
             label = tool.get("server_label")
             named += (
-                [f"{label}{IN_NAMESPACE}{named_for_models(name)}"]
+                [f"{label}{items.IN_NAMESPACE}{items.named_for_models(name)}"]
                 if isinstance(name, str)
                 else _below(label, all_names)
             )
@@ -213,7 +193,7 @@ def _allowed(tools: Sequence[Mapping[str, JsonValue]], all_names: Sequence[str])
 
 
 def _below(stem: object, all_names: Sequence[str]) -> list[str]:
-    return [each for each in all_names if each.startswith(f"{stem}{IN_NAMESPACE}")]
+    return [each for each in all_names if each.startswith(f"{stem}{items.IN_NAMESPACE}")]
 
 
 def _function(tool: schema.FunctionTool | schema.TextTool, path: str, stem: str) -> FunctionParam:
@@ -230,14 +210,18 @@ _CALL_FIELDS = ("input", "action", "operation", "arguments", "code", "queries")
 
 
 def new_items(
-    sent: str | Sequence[schema.InputItem] | None, referenced: Mapping[str, Item]
-) -> list[ItemWithSource]:
+    sent: str | Sequence[schema.InputItem] | None, referenced: Mapping[str, items.Item]
+) -> list[items.ItemWithSource]:
     """Return the body's items. `referenced`: items by id. Raises InvalidRequest."""
     if isinstance(sent, str):
-        text = (InputText(sent),)
-        return [ItemWithSource(MessageItem(id=new_item_id(MessageItem), role="user", content=text), "input")]
+        text = (items.InputText(sent),)
+        return [
+            items.ItemWithSource(
+                items.MessageItem(id=items.new_item_id(items.MessageItem), role="user", content=text), "input"
+            )
+        ]
     return [
-        ItemWithSource(item, param)
+        items.ItemWithSource(item, param)
         for param, one in ((f"input[{index}]", one) for index, one in enumerate(sent or ()))
         for item in (_foreign(one) if isinstance(one, ForeignKind) else [_item(one, param, referenced)])
     ]
@@ -278,28 +262,32 @@ def references(sent: str | Sequence[schema.InputItem] | None) -> list[str]:
     return [one.id for one in sent if isinstance(one, schema.ItemReference)]
 
 
-def _foreign(sent: ForeignKind) -> list[Item]:
-    """A call of another tool becomes a function call, a call that a service made itself becomes text.
-    Other items are dropped."""
+def _foreign(sent: ForeignKind) -> list[items.Item]:
+    """Calls of other tools become function calls, those that a service made become text, others are
+    dropped."""
     fields, kind = sent.fields, sent.type
     call_id = fields.get("call_id", fields.get("id") if kind.endswith(_OUTPUT) else None)
     if kind.endswith(_OUTPUT) and isinstance(call_id, str):
-        item_id = new_item_id(FunctionCallOutputItem)
+        item_id = items.new_item_id(items.FunctionCallOutputItem)
         seen = source_in(fields.get("output"))  # a screenshot of a computer
-        output = sent.text() if seen is None else (InputImage.of(seen),)
-        return [FunctionCallOutputItem(id=item_id, call_id=call_id, output=output)]
+        output = sent.text() if seen is None else (items.InputImage.of(seen),)
+        return [items.FunctionCallOutputItem(id=item_id, call_id=call_id, output=output)]
     if not kind.endswith(_CALL):
         return []
     name = str(fields.get("name") or kind.removesuffix(_CALL))
     arguments = to_json({field: fields[field] for field in _CALL_FIELDS if fields.get(field)})
     if isinstance(call_id, str):
-        item_id = new_item_id(FunctionCallItem)
-        return [FunctionCallItem(id=item_id, call_id=call_id, name=name, arguments=arguments)]
+        item_id = items.new_item_id(items.FunctionCallItem)
+        return [items.FunctionCallItem(id=item_id, call_id=call_id, name=name, arguments=arguments)]
     text = "\n".join(filter(None, (f"[{name}: {arguments}]", words_in(fields))))
-    return [MessageItem(id=new_item_id(MessageItem), role="assistant", content=(OutputText(text),))]
+    return [
+        items.MessageItem(
+            id=items.new_item_id(items.MessageItem), role="assistant", content=(items.OutputText(text),)
+        )
+    ]
 
 
-def _item(sent: schema.InputItem, param: str, referenced: Mapping[str, Item]) -> Item:
+def _item(sent: schema.InputItem, param: str, referenced: Mapping[str, items.Item]) -> items.Item:
     """Fields of the same name have the same value, but for those that are converted here."""
     match sent:
         case schema.CompactionTrigger():
@@ -310,11 +298,11 @@ def _item(sent: schema.InputItem, param: str, referenced: Mapping[str, Item]) ->
                 raise InvalidRequest(message, param=f"{param}.id", code="item_not_found")
             return referenced[item_id]
     assert not isinstance(sent, ForeignKind), "the caller converts these"
-    kind = BY_TYPE[sent.type or "message"]
+    kind = items.BY_TYPE[sent.type or "message"]
     fields: dict[str, Any] = {
         name: getattr(sent, name) for name in kind.__struct_fields__ if name in type(sent).model_fields
     }
-    fields["id"] = sent.id or new_item_id(kind)
+    fields["id"] = sent.id or items.new_item_id(kind)
     match sent:
         case schema.SentMessageItem():
             content = [sent.content] if isinstance(sent.content, str) else sent.content
@@ -324,8 +312,8 @@ def _item(sent: schema.InputItem, param: str, referenced: Mapping[str, Item]) ->
         case schema.SentOutputItem() if not isinstance(sent.output, str):
             fields["output"] = _parts(sent.output, is_output=False)
         case schema.SentReasoning():
-            fields["summary"] = tuple(SummaryText(part.text) for part in sent.summary or ())
-            fields["content"] = tuple(ReasoningText(part.text) for part in sent.content or ())
+            fields["summary"] = tuple(items.SummaryText(part.text) for part in sent.summary or ())
+            fields["content"] = tuple(items.ReasoningText(part.text) for part in sent.content or ())
             fields["encrypted_content"] = None
         case schema.SentMcpList():
             fields["tools"] = tuple(dict(tool) for tool in sent.tools or ())
@@ -334,9 +322,9 @@ def _item(sent: schema.InputItem, param: str, referenced: Mapping[str, Item]) ->
     return kind(**fields)
 
 
-def _parts(sent: Sequence[str | schema.SentPart], *, is_output: bool) -> tuple[Part, ...]:
-    kind = OutputText if is_output else InputText
-    parts: list[Part] = []
+def _parts(sent: Sequence[str | schema.SentPart], *, is_output: bool) -> tuple[items.Part, ...]:
+    kind = items.OutputText if is_output else items.InputText
+    parts: list[items.Part] = []
     for one in sent:
         match one:
             case str():
@@ -344,13 +332,13 @@ def _parts(sent: Sequence[str | schema.SentPart], *, is_output: bool) -> tuple[P
             case schema.ItemTextPart():
                 parts.append(kind(one.text))
             case schema.RefusalPart():
-                parts.append(RefusalText(one.refusal))
+                parts.append(items.RefusalText(one.refusal))
             case ForeignKind(attachment=AttachmentSource(kind=AttachmentKind.DOCUMENT) as document):
-                parts.append(InputFile.of(document))
+                parts.append(items.InputFile.of(document))
             case ForeignKind(attachment=AttachmentSource(kind=AttachmentKind.PICTURE) as picture):
-                parts.append(InputImage.of(picture))
+                parts.append(items.InputImage.of(picture))
             case ForeignKind(attachment=AttachmentSource() as sound):
-                parts.append(InputAudio.of(sound, one.fields.get("input_audio")))
+                parts.append(items.InputAudio.of(sound, one.fields.get("input_audio")))
             case ForeignKind():
                 parts.append(kind(one.text()))
     return tuple(parts)

@@ -202,8 +202,7 @@ class ToolLoop:
         return await self.running.gather()
 
     async def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
-        """Yield the events of all rounds. Raises errors of generations, DeadlineExceeded,
-        RequestCancelled."""
+        """Yield the events of all rounds. Raises errors of generations, and those of its own end."""
         assert isinstance(renderer, ResponseStream), "only responses have such tools"
         stream = renderer
         yield [*stream.begin(), *self._before(stream)]
@@ -313,7 +312,7 @@ class ToolLoop:
             prompt=msgspec.structs.replace(params.prompt, messages=messages),
             attached=(*params.attached, *round_attachments(items)),
             num_bytes=params.num_bytes + sum(len(message.text) for message in new),
-            max_tokens=limit and left and LimitParam(left, limit.path, is_ceiling=True),
+            max_tokens=limit and left and LimitParam.ceiling(left, limit.path),
             tools=self._tools(),
         )
 

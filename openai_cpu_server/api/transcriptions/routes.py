@@ -36,9 +36,8 @@ from openai_cpu_server.errors import missing, unknown_parameter, wrong, wrong_va
 from openai_cpu_server.http.body import form_of
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.ignored_params import TIER_HINT, TRANSCRIPTION_REFUSALS, Hints, Refusals
-from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.parse import parse_form
-from openai_cpu_server.http.routes import GENERATION_ERRORS, ApiRoute, ApiRouter
+from openai_cpu_server.http.routes import ApiRouter, model_route
 
 _PIECE_S = 29.9
 """Whisper's encoders take 30 seconds, but at exactly 30 they add a second part of silence."""
@@ -182,18 +181,13 @@ _EVENTS = (
     "the last is `transcript.text.done`, then `data: [DONE]`."
 )
 _route = partial(
-    ApiRoute,
-    "POST",
-    access=CALLS,
+    model_route,
     tag="Generation",
     body=RecordingBody,
     body_media="multipart/form-data",
-    answer=render.Transcript,
-    also=(render.VerboseTranscript,),
+    answer=(render.Transcript, render.VerboseTranscript),
     events=(render.TranscriptDelta, render.TranscriptDone),
-    streams=True,
     stream_form=_EVENTS,
-    errors=GENERATION_ERRORS,
 )
 
 
