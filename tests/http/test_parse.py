@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from openai_cpu_server.api.admin.tokens import TokenizeBody
-from openai_cpu_server.api.chat.routes import checked_messages, message_attachments, unsupported_parts
 from openai_cpu_server.api.chat.schema import ChatBody
+from openai_cpu_server.api.chat.to_params import checked_messages, message_attachments, unsupported_parts
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.llama_server.schema import LlamaCompletionBody
 from openai_cpu_server.api.ollama.schema import OllamaChatBody

@@ -12,8 +12,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.chat.routes import chat_params
 from openai_cpu_server.api.chat.schema import ChatBody, Messages, Tools
+from openai_cpu_server.api.chat.to_params import chat_params
 from openai_cpu_server.api.generation.params import LONG_BODY, GenerationParams, JsonObject
 from openai_cpu_server.api.generation.resolve import PromptEnds, tokens_of
 from openai_cpu_server.api.generation.sampling import check_tokens

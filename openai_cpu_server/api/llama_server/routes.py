@@ -1,8 +1,7 @@
-"""Routes of llama-server's own API: generation, with the conversion of bodies, and descriptions."""
+"""Routes of llama-server's own API: generation, and descriptions of the server."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from functools import partial
 from pathlib import PurePath
@@ -15,12 +14,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.generation import to_params
-from openai_cpu_server.api.generation.params import FileParam, GenerationParams, PromptsParam
 from openai_cpu_server.api.generation.route import ApiAdapter, GenerationRoute
-from openai_cpu_server.api.generation.sampling import ignored_samplers, sampling_sent
 from openai_cpu_server.api.llama_server import schema
 from openai_cpu_server.api.llama_server.render import LlamaCompletion, LlamaRenderer, settings
+from openai_cpu_server.api.llama_server.to_params import llama_completion_params, llama_infill_params
 from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState, unavailable
 from openai_cpu_server.contract.messages import DraftingState
@@ -29,69 +26,9 @@ from openai_cpu_server.errors import EngineUnavailable
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import NumberedErrorObject, json_response, numbered_at
 from openai_cpu_server.http.keys import INFERENCE, PROBES, Client, Identity
-from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema, model_route
 from openai_cpu_server.models.defaults import with_values
 from openai_cpu_server.models.registry import Preset
-
-
-def llama_completion_params(body: schema.LlamaCompletionBody) -> GenerationParams:
-    return llama_server_params(body, PromptsParam(body.prompt, echo=True))
-
-
-def llama_infill_params(body: schema.LlamaInfillBody) -> GenerationParams:
-    files = [FileParam(file.filename or "tmp", file.text) for file in body.input_extra or ()]
-    limit = body.limit
-    prompt = PromptsParam(
-        [(body.input_prefix, body.prompt or "")],
-        "input_prefix",
-        suffix=body.input_suffix,
-        suffix_path="input_suffix",
-        files=tuple(files),
-        answer_room=256 if limit is None or limit.is_ours else limit.tokens,
-        echo=True,
-    )
-    return llama_server_params(body, prompt)
-
-
-def llama_server_params(body: schema.LlamaServerBody, prompt: PromptsParam) -> GenerationParams:
-    biases = body.logit_bias
-    ids = {} if biases is None else {str(token): amount for token, amount in biases.ids.items()}
-    seed = None if body.seed == schema.ANY_SEED else body.seed
-    completed = body.model_copy(update={"logit_bias": ids, "seed": seed})
-    forms = list(to_params.shared_forms(body))
-    if body.json_schema is not None:
-        path = "json_schema"
-        forms.append(
-            to_params.schema_form(body.json_schema, path) if body.json_schema else to_params.any_object(path)
-        )
-    params = to_params.shared_params(
-        completed, prompt, id_prefix="llama-", form=to_params.one_form(iter(forms))
-    )
-    sampling = params.sampling
-    if not params.is_seeded:
-        sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(schema.ANY_SEED))
-    return msgspec.structs.replace(
-        params,
-        sampling=sampling,
-        sent=sampling_sent(body),
-        defaults=schema.DEFAULTS,
-        samplers=body.samplers,
-        ignored=Ignored(ignored_samplers(body.samplers)),
-        biases=() if biases is None else biases.texts,
-        n=body.n_cmpl or body.n,
-        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        max_tokens=body.limit,
-        logprobs=body.n_probs or None,
-        details=msgspec.structs.replace(
-            to_params.details_param(body),
-            tokens=bool(body.return_tokens),
-            fields=tuple(body.response_fields or ()),
-        ),
-    )
-
-
-# -- routes -----------------------------------------------------------------------------------------------
 
 
 class DefaultSettings(msgspec.Struct, frozen=True):
