@@ -33,7 +33,7 @@ _REST = 60
 
 
 def grammar(arguments: Sequence[str]) -> None:
-    """Run the command. Exits with 1 if an instance does not fit. Raises StartupError."""
+    """Exit with 1 if an instance does not fit."""
     parser = CommandParser(
         "grammar",
         description="Print the grammar (llguidance's Lark) that a JSON Schema becomes, or check texts "

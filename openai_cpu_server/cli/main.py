@@ -27,13 +27,13 @@ class _Command(NamedTuple):
     """MODULE:FUNCTION, imported only when called; the function takes the arguments after the command."""
     summary: str
     computes: bool = False
-    """True if it computes in this process, so that our kernels must precede its imports."""
+    """True if our kernels must precede its imports, because it computes in this process."""
     reads: bool = False
     """True if it takes a reader process, which starts while the rest is imported."""
 
 
 def load_command(arguments: Sequence[str]) -> Callable[[], None]:
-    """Import the command's function and bind it to its arguments. Both raise StartupError."""
+    """Import the command's function and bind it to its arguments."""
     first = arguments[0] if arguments else "serve"
     first = _SAME.get(first, first)
     if first == "help" and arguments[1:]:

@@ -84,7 +84,7 @@ def _show(listed: Sequence[ListedModel], as_json: bool, text: str) -> None:
 
 
 def listed_models(free_bytes: int) -> list[ListedModel]:
-    """Return named models first, then other downloads. `free_bytes`: free memory at a server's start."""
+    """Return named models first, then other downloads."""
     cached = hub.all_cached()
     named = {name: _in_cache(model.source, cached) for name, model in KNOWN_MODELS.items()}
     listed = [

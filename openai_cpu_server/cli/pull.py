@@ -64,7 +64,7 @@ def pull(arguments: Sequence[str]) -> None:
 
 
 class _PullLog:
-    """Reports the progress of a pull. This class writes a log: a line for each tenth of a file."""
+    """Progress of a pull. This class writes a log: a line for each tenth of a file."""
 
     def __init__(self) -> None:
         self._tenths: dict[str, int] = {}

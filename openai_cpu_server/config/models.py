@@ -132,7 +132,7 @@ _NO_DRAFT_FILE = ("auto", "own", "none")
 
 
 class ModelOptions(BaseModel):
-    """Options of a model. Those of the server are the defaults of all models."""
+    """Options of a model. The server's are the defaults of all models."""
 
     temperature: float | None = _sampling(
         TEMPERATURE, "unless the model has its own; 0: always the likeliest token; default: 1", after=", "
@@ -324,7 +324,7 @@ class ModelOptions(BaseModel):
 
     @property
     def sampling(self) -> dict[str, int | float]:
-        """Return the sampling parameters that are set, by the contract's names."""
+        """Sampling parameters that are set, by the contract's names."""
         found = {name: getattr(self, name) for name in SAMPLING_OPTIONS}
         found = {name: value for name, value in found.items() if value is not None}
         without_limit = {"top_k": 0, "repeat_last_n": COUNT.most}
@@ -332,7 +332,7 @@ class ModelOptions(BaseModel):
 
     @property
     def engine_fields(self) -> dict[str, object]:
-        """Return the fields of `EngineOptions` that follow from these options alone."""
+        """Fields of `EngineOptions` that follow from these options alone."""
         return {
             **fields_for(EngineOptions, self, of=ModelOptions),
             "kv_tokens": self.ctx_size,

@@ -34,7 +34,7 @@ class Bundle(msgspec.Struct, frozen=True):
     """Digest of all files. It is part of their addresses, so that browsers may cache them for ever."""
     index: PageFile
     files: Mapping[str, PageFile]
-    """Files by name, without the index."""
+    """By name, without the index."""
 
 
 def read_bundle() -> Bundle:

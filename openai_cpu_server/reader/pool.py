@@ -59,7 +59,7 @@ class ReadersUnusable(EngineUnavailable):
 
 
 class WorkKind(enum.Enum):
-    """Kind of work by its duration, with places of its own."""
+    """Work by its duration, with places of its own."""
 
     QUICK = "quick"
     """Conversations and texts of ordinary length."""
@@ -132,7 +132,7 @@ _PLACES = 2
 _MOST_OF_CLIENT = {**dict.fromkeys(WorkKind, 1), WorkKind.QUICK: 1 + _PLACES}
 _MOST_REFUSALS = 1024
 _DEAR_S = 1.0
-"""A slower rejection, or one after several pieces, is remembered and repeated at once for the same work."""
+"""A slower rejection, or one after several pieces, is repeated at once for the same work."""
 
 
 class ReaderPool:
@@ -146,8 +146,8 @@ class ReaderPool:
         opens_media: bool = False,
         share_s: float = SHARE_S,
     ) -> None:
-        """`readable`: folders with models, or None for no sandbox. `child`: running process, which the
-        pool takes over; the others start on demand. `share_s`: CPU seconds for one piece of work."""
+        """`readable`: folders with models, or None for no sandbox. `child`: running process, which the pool
+        takes over. `share_s`: CPU seconds for one piece of work."""
         self.deaths = 0
         self.on_death: Callable[[str], None] = lambda cause: None
         """Called in any thread, with a cause as in `ReaderDied`."""
@@ -162,7 +162,7 @@ class ReaderPool:
         self._places = [quick, *programs, *files]
         self._quick, self._programs = quick, programs
         self._is_alone = True
-        """No process for programs has been started yet."""
+        """True until a process for programs is started."""
         self._queues: dict[WorkKind, FairQueue[_Ticket]] = {
             kind: FairQueue(most) for kind, most in _MOST_OF_CLIENT.items()
         }

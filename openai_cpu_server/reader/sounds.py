@@ -1,5 +1,5 @@
-"""Decoder of clients' sounds, which may hang or crash: miniaudio for what it knows, PyAV (the
-extra `sound`) for the rest. Long ones are decoded in pieces, so that memory is bounded."""
+"""Decoder of clients' sounds, which may hang or crash: miniaudio for what it knows, PyAV (the extra `sound`)
+for the rest. Long sounds are decoded in pieces, so that memory is bounded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ _LEAST_RATE = 1000
 
 
 def decoded_sounds(data: bytes, *, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
-    """Return all pieces. Raises InvalidRequest."""
     bounds = {"most_samples": most_samples, "most_at_once": most_at_once}
     return tuple(sound_pieces(data, rate=rate, **bounds))
 
@@ -146,7 +145,7 @@ def _by_miniaudio(data: bytes, rate: int, budget: _Budget) -> Iterator[np.ndarra
 
 
 def _with_length(data: bytes) -> bytes:
-    """A WAV file that was written into a pipe has no length, and goes on to its end."""
+    """Give a length to a WAV file that was written into a pipe, which goes on to its end."""
     at = 12
     while data[:4] == b"RIFF" and at + 8 <= len(data):
         name, size = data[at : at + 4], struct.unpack_from("<I", data, at + 4)[0]

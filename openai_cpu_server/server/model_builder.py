@@ -57,7 +57,6 @@ class FileStamp(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> FileStamp | None:
-        """Return the stamp, or None for a missing file."""
         try:
             found = path.stat()
         except OSError:
@@ -66,7 +65,7 @@ class FileStamp(NamedTuple):
 
 
 def content_digest(files: Sequence[Path]) -> Callable[[], str | None]:
-    """Return a function for SHA-256 over all files, or None if they have changed since now or cannot be
+    """Return a function for the SHA-256 of all files, or None if they have changed since now or cannot be
     read."""
     stamps = {path: FileStamp.of(path) for path in files}
 
@@ -101,8 +100,8 @@ def supervised(
     cpus: Collection[int] = (),
     node: int | None = None,
 ) -> Supervisor:
-    """Return a supervisor of the engine. `cpus`: CPUs of the engine, or () for all of this process.
-    `node`: preferred NUMA node of its memory. The rest is as in `Supervisor`."""
+    """`cpus`: () for all of this process. `node`: preferred NUMA node of the memory. The rest is as in
+    `Supervisor`."""
     return Supervisor(
         (*_pinned(cpus, node), _PROCESS, settings.log_format),
         options,
@@ -128,10 +127,8 @@ def _pinned(cpus: Collection[int], node: int | None) -> tuple[str, ...]:
 
 
 def on_node(options: EngineOptions, node: int, nodes: Mapping[int, Sequence[int]]) -> EngineOptions:
-    """Return the options of the engine on one of several NUMA nodes, with the machine's limits divided.
-
-    Each engine reads its own weights, because a mapped file would lie on one node for all.
-    """
+    """Divide the machine's limits. Each engine reads its own weights, because a mapped file would lie on one
+    node for all."""
     cores = {one: len(cores_of(cpus)) for one, cpus in nodes.items()}
     threads = max(1, cores[node] * Machine().num_threads() // sum(cores.values()))
     return msgspec.structs.replace(
@@ -162,8 +159,7 @@ class ModelParts(NamedTuple):
     def open(
         cls, settings: Settings, plan: ModelPlan, share: MemoryShare | None, readers: ReaderPool
     ) -> ModelParts:
-        """Inspect the model. `share`: None for a model that has the machine for itself. Raises
-        StartupError."""
+        """Inspect the model. `share`: None for a model that has the machine for itself."""
         header = GgufHeader(plan.path)
         kind = model_kind(header)
         if plan.adapters and kind is not ModelKind.GENERATES:
@@ -199,13 +195,12 @@ class ModelParts(NamedTuple):
         return cls(plan, header, kind, read, options, grammars, defaults)
 
     def keeping_prefixes(self, files: PrefixFiles) -> ModelParts:
-        """Return the parts with a file for the prefix cache, if there can be one."""
         if self.kind is not ModelKind.GENERATES:
             return self
         return self._replace(options=files.with_file(self.options, self.plan.name))
 
     def served(self, engine: Engine, may_retry: Callable[[], bool] = lambda: False) -> ServedModel:
-        """Return the served model. The readers forget the model with it."""
+        """The readers forget the model with the result."""
         facts, options = self.read.facts, self.plan.options
         chat = facts.template
         named = {
@@ -304,9 +299,9 @@ class ModelBuilder:
         self._cores = SharedCores(batch_floor=self.settings.batch_floor) if self.num_models > 1 else None
 
     def build(self, plan: ModelPlan, *, again: bool = False) -> LoadedModel:
-        """Build a model, which sleeps; the only one is loaded at once, if it does not replace another
-        (`again`). An unreadable file becomes the model's state. Raises StartupError for the first build of
-        the only one."""
+        """Build a model, which sleeps; the only one is loaded at once unless it replaces another (`again`).
+        An unreadable file becomes the model's state, except for the first build of the only one, which raises
+        StartupError."""
         share = None
         if not self.is_alone:
             share = MemoryShare(self.keeper.budget.limit_bytes, self.num_models, plan.memory_bytes)

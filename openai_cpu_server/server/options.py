@@ -33,7 +33,6 @@ _MIB = 1024 * 1024
 
 
 def api_options(settings: Settings) -> ApiOptions:
-    """Return the options of the API, in its own names and units."""
     folder = settings.media_dir and expanded_path(settings.media_dir)
     if folder is not None and not folder.is_dir():
         raise StartupError(f"--media-dir: the folder {folder} does not exist")
@@ -98,8 +97,8 @@ logger = logging.getLogger(__name__)
 def engine_options(
     settings: Settings, plan: ModelPlan, tokenizer: Tokenizer, readers: ReaderPool, *, cache_bytes: int
 ) -> EngineOptions:
-    """Return the user's choices, else the results of `tune`, else the defaults. The location of the prefix
-    cache is left open unless chosen."""
+    """Prefer the user's choices, then the results of `tune`. The location of the prefix cache is left open
+    unless chosen."""
     of, pinned_namespace = plan.options, ""
     if settings.cache_dir is not None and settings.profile_dir.exists() and not settings.profile_dir.is_dir():
         raise StartupError(f"--cache-dir: {settings.profile_dir} is not a folder")
@@ -137,8 +136,7 @@ def engine_options(
 
 
 def model_defaults(settings: Settings, plan: ModelPlan, header: GgufHeader, *, thinks: bool) -> ModelDefaults:
-    """Merge the defaults of the server, the model's makers, its file and its table. Raises StartupError for a
-    file with a value out of range."""
+    """Merge the defaults of the server, the model's makers, its file and its table."""
     own, is_bare = plan.of_table.sampling, plan.options.sampling_defaults == "openai"
     values = own
     if not is_bare:
@@ -151,7 +149,6 @@ def model_defaults(settings: Settings, plan: ModelPlan, header: GgufHeader, *, t
 
 
 def adapter_files(settings: Settings) -> AdapterFiles:
-    """Return the files that clients may load as adapters. Raises StartupError if the folder is missing."""
     folder = settings.adapter_dir
     if folder is None:
         return AdapterFiles(None)
@@ -162,7 +159,6 @@ def adapter_files(settings: Settings) -> AdapterFiles:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file. Raises StartupError."""
     try:
         return expanded_path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -170,14 +166,14 @@ def read_text(path: Path) -> str:
 
 
 def cache_bytes(plan: ModelPlan, share: MemoryShare | None) -> int:
-    """Return the size of the prefix cache. `share`: None for a model that has the machine for itself."""
+    """`share`: None for a model that has the machine for itself."""
     if plan.options.cache_mb is not None:
         return plan.options.cache_mb * _MIB
     return Machine().total_memory() // 4 if share is None else share.cache_bytes
 
 
 def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokenize a prompt as at the beginning of a request: with BOS and control tokens."""
+    """Tokenize as at the beginning of a request: with BOS and control tokens."""
     tokens = whole_prompt(read_text(path), tokenizer, most_tokens=None)
     if not tokens:
         raise StartupError(f"{path} contains no text to pin")

@@ -53,9 +53,9 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Idle time after which it is unloaded, or None for never."""
     is_pinned: bool
     memory_bytes: int | None
-    """Memory limit of this model."""
+    """Limit of this model."""
     draft: Path | None = None
-    """File of the model or the head that drafts, if that is not the model's."""
+    """File that drafts, if that is not the model's."""
     adapters: tuple[AdapterSource, ...] = ()
     of_table: ModelOptions = NO_TABLE
     """Options of its own table."""
@@ -68,7 +68,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def planned_models(settings: Settings) -> list[ModelPlan]:
-    """Return at least one plan, the default first. Raises StartupError with one line."""
+    """Return at least one plan, the default first."""
     folder = {} if settings.models_dir is None else ModelFolder(models_folder(settings)).names()
     found = [*_named(settings, folder)]
     waiting = [*_named_elsewhere(settings, folder, [model.name for model, _ in found])]
@@ -111,7 +111,6 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
 
 
 def models_folder(settings: Settings) -> Path:
-    """Return the folder of `--models-dir`. Raises StartupError if it is missing."""
     assert settings.models_dir is not None, "the option is set"
     folder = expanded_path(settings.models_dir)
     if not folder.is_dir():
@@ -120,7 +119,7 @@ def models_folder(settings: Settings) -> Path:
 
 
 def plan_in_folder(name: str, path: Path, settings: Settings) -> ModelPlan:
-    """Plan a model of that folder with the server's options. Blocks. Raises StartupError."""
+    """Plan a model of the folder with the server's options. Blocks."""
     return _plan(FoundModel(name, path), NO_TABLE, {}, settings)
 
 
@@ -150,7 +149,7 @@ def _first_of(folder: Mapping[str, Path]) -> list[tuple[FoundModel, ModelTable]]
 
 class PulledModel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    """Name by which it was requested and is served."""
+    """Requested name, by which it is served."""
     source: str
     """`hf:OWNER/REPO/FILE`."""
     path: str
@@ -165,8 +164,7 @@ class StoredModels(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> StoredModels:
-        """Read the file, without models whose files have gone. A missing file is empty. Raises
-        StartupError."""
+        """Leave out models whose files have gone. A missing file is empty."""
         try:
             models = msgspec.json.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
@@ -181,7 +179,7 @@ class StoredModels(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(models, pulled=tuple(one for one in models.pulled if one not in gone))
 
     def write(self, path: Path) -> None:
-        """Write the file atomically. Raises OSError."""
+        """Write atomically. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(msgspec.json.format(msgspec.json.encode(self), indent=2))
@@ -204,12 +202,11 @@ class StoredModels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stored_models_file() -> Path:
-    """Return the file of models that came at run time. Raises StartupError."""
     return user_data_dir() / "models.json"
 
 
 def plan_of_pulled(model: PulledModel, settings: Settings) -> ModelPlan:
-    """Plan a pulled model, whose files exist, with the server's options."""
+    """The files exist, and the server's options apply."""
     return ModelPlan(
         names=(model.name,),
         path=Path(model.path),
@@ -229,8 +226,8 @@ def _draft(model: Path, options: ModelOptions, hub: HubName | None = None) -> Pa
 def planned_routers(
     settings: Settings, plans: Sequence[ModelPlan], kinds: Mapping[str, ModelKind | None]
 ) -> list[ModelRouter]:
-    """Build the routers. `kinds`: kind of each model by name, or None for an unreadable file. Raises
-    StartupError for a router that leads nowhere."""
+    """`kinds`: kind of each model by name, or None for an unreadable file. Raises StartupError for a router
+    that leads nowhere."""
     options = router_options(settings, plans)
     if (message := problem(options, kinds)) is not None:
         raise StartupError(message)
@@ -238,7 +235,6 @@ def planned_routers(
 
 
 def router_options(settings: Settings, plans: Sequence[ModelPlan]) -> list[RouterOptions]:
-    """Return the tables that are routers, with their names and aliases."""
     tables = _router_tables(settings)
     aliases = _aliases(settings.aliases, [*(plan.name for plan in plans), *tables])
     return [
@@ -331,27 +327,27 @@ def _require_distinct(names: list[str]) -> None:
 
 
 _PROCESS_BYTES = 150 * 1024 * 1024
-"""Memory of an engine process without its model: Python, llama.cpp, numpy, llguidance."""
+"""An engine process without its model: Python, llama.cpp, numpy, llguidance."""
 
 
 class MemoryShare(NamedTuple):
     """Part of the memory for one of several models."""
 
     budget_bytes: int
-    """Budget of all models."""
+    """For all models."""
     num_models: int
     own_bytes: int | None
     """Limit of this model."""
 
     @property
     def cache_bytes(self) -> int:
-        """Return a quarter of the budget, as for a model that has the machine for itself."""
+        """A quarter of the budget, as for a model that has the machine for itself."""
         return (self.own_bytes or self.budget_bytes // self.num_models) // 4
 
 
 class ModelEstimate(NamedTuple):
     options: EngineOptions
-    """Options with the size of the KV cache."""
+    """With the size of the KV cache."""
     need: MemoryNeed
     info: ModelInfo
 
@@ -359,8 +355,7 @@ class ModelEstimate(NamedTuple):
 def estimate_model(
     options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShare | None
 ) -> ModelEstimate:
-    """Estimate a model's memory and facts from its files. `share`: None for an only model. Raises
-    StartupError for unreadable files."""
+    """Estimate a model's memory and facts from its files. `share`: None for an only model."""
     header = GgufHeader(Path(options.model_path))
     require_model(header)
     kind, kv_type = model_kind(header), kv_size.KVType.named(options.kv_type)
@@ -395,8 +390,8 @@ def estimate_model(
 
 
 def _cells(options: EngineOptions, token_bytes: int, need: MemoryNeed, share: MemoryShare | None) -> int:
-    """Return the requested number, else up to 16,384 in half of the free memory beside the weights,
-    divided between the models."""
+    """Return the requested number, else up to 16,384 in half of the free memory beside the weights, divided
+    between the models."""
     if (requested := options.kv_tokens) is not None:
         if share is None and not options.offload.wants_device:  # the engine also counts what it has loaded
             kv_size.pool_cells(requested, token_bytes, Machine().free_memory())

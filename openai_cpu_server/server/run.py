@@ -65,7 +65,6 @@ _MIB = 1024 * 1024
 
 
 def check_answer_cache(settings: Settings) -> None:
-    """Check the options of the answer cache for contradictions. Raises StartupError."""
     if settings.semantic_cache is None and settings.semantic_cache_model is not None:
         raise StartupError("--semantic-cache-model needs --semantic-cache, such as 0.95")
     if revealed(settings.answer_cache) == "off" and settings.semantic_cache is not None:
@@ -75,7 +74,6 @@ def check_answer_cache(settings: Settings) -> None:
 def open_answer_lookup(
     settings: Settings, models: ModelRegistry, watcher: AnswerObserver
 ) -> AnswerLookup | None:
-    """Open the answer cache, or return None without one. Raises StartupError with one line."""
     check_answer_cache(settings)
     least, where = settings.semantic_cache, revealed(settings.answer_cache)
     if where == "off" or (where is None and least is None):
@@ -89,8 +87,7 @@ def open_answer_lookup(
 
 
 def embedding_model(models: ModelRegistry, named: str | None) -> str:
-    """Return the model that embeds for the server itself. `named`: value of the option, or None for the
-    only one. Raises StartupError."""
+    """Return the model that embeds for the server itself. `named`: None for the only one."""
     can = [model.name for model in models.current if model.kind is ModelKind.EMBEDS]
     if named is None:
         if len(can) == 1:
@@ -110,14 +107,13 @@ def embedding_model(models: ModelRegistry, named: str | None) -> str:
 logger = logging.getLogger(__name__)
 
 _CLOSE_CONNECTIONS_S = 1
-"""Time for connections to send their last bytes after Ctrl-C."""
+"""Connections may send their last bytes for this long after Ctrl-C."""
 
 
 def run_server(
     settings: Settings, reader: ReaderChild | None = None, on_listening: Callable[[str], None] | None = None
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM. `on_listening`: receives the server's URL. Raises StartupError with one
-    line."""
+    """Serve until Ctrl-C or SIGTERM. `on_listening`: receives the server's URL."""
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # the log may be closed
         faulthandler.enable()  # a crash of native code tells where it was
     hangup = Hangup()
@@ -177,8 +173,8 @@ class ServedApi(NamedTuple):
 
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Keep the answer cache open and batch jobs running. At the end jobs stay resumable and MCP
-        servers are stopped."""
+        """Keep the answer cache open and batch jobs running. At the end jobs stay resumable and MCP servers
+        are stopped."""
         nothing = contextlib.nullcontext()
         async with self.answer_lookup or nothing, self.mcp or nothing:
             if self.jobs is None:
@@ -202,8 +198,7 @@ def open_api(
     keeping: ModelKeeping | None = None,
     store: ModelStore | None = None,
 ) -> ServedApi:
-    """Build the API. `keeping`: loads and unloads models, or None. `store`: changes the set of models, or
-    None. Raises StartupError with one line."""
+    """`keeping`: loads and unloads models, or None. `store`: changes the set of models, or None."""
     answer_lookup = open_answer_lookup(settings, models, telemetry.metrics)
     mcp = None
     if settings.mcp or settings.mcp_allow_url:
@@ -244,8 +239,7 @@ class OfflineModels(NamedTuple):
 
 
 def offline(settings: Settings, plans: Sequence[ModelPlan]) -> OfflineModels:
-    """Build models without a server. The caller must run and close the fleet. Raises StartupError with one
-    line."""
+    """Build models without a server. The caller must run and close the fleet."""
     tune_engines()
     telemetry = Telemetry.new(model=plans[0].name)
     fleet = ModelFleet(settings, plans, telemetry, reader_pool(settings, plans))
@@ -306,7 +300,7 @@ async def web_serving(
     settings: Settings, api: ServedApplication, *, close_s: int
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Answer requests on a port that other processes may share. At the end running requests have
-    `close_s`. Raises StartupError."""
+    `close_s`."""
     config = _web_config(settings, api, close_s=close_s)
     with listening(settings.host, settings.port, is_shared=True) as listener:
         server = Listener(config)

@@ -59,11 +59,11 @@ class InspectReport(msgspec.Struct, frozen=True):
     why_no_device: str | None
     profile: Profile | None
     speed: SpeedFacts | None
-    """Predicted speed, or None if it was not measured on this machine."""
+    """Prediction, or None if it was not measured on this machine."""
 
 
 def text(report: InspectReport, name: str) -> str:
-    """`name`: the model, as the user has named it."""
+    """`name`: as the user has named the model."""
     sections = [_about(report), _mixture(report.model)]
     tokenizer = report.model.tokenizer
     if tokenizer is not None and tokenizer.special:

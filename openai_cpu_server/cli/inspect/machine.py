@@ -1,6 +1,5 @@
 """Memory beside the weights, and tokens per second predicted from steps measured on this machine. Memory
-bandwidth alone predicts nothing: few machines approach its bound, because with few cores arithmetic
-decides."""
+bandwidth alone predicts nothing: with few cores arithmetic decides."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ _LENGTHS = (1_024, 4_096)
 
 
 class SequencesThatFit(msgspec.Struct, frozen=True):
-    """Number of sequences of this length that fit at once, without shared prefixes."""
+    """Sequences of this length that fit at once, without shared prefixes."""
 
     tokens: int
     sequences: int
@@ -120,7 +119,7 @@ def kv_costs(host_memories: Mapping[KVType, HostMemory], trained: int | None, se
 class SplitCost(msgspec.Struct, frozen=True):
     split: str
     turn_ms: float | None
-    """Measured time of a turn of a chat, or None if the split failed."""
+    """Time of a turn of a chat, or None if the split failed."""
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
@@ -138,7 +137,6 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
 
 def read_devices(options: EngineOptions, cache_dir: Path, machine: Machine) -> list[DeviceFacts]:
-    """Return the devices of this build. Raises StartupError."""
     return [_on_device(options, device, cache_dir, machine) for device in devices()]
 
 
@@ -218,7 +216,7 @@ def measure(
     options: EngineOptions, cache_dir: Path, on_progress: Callable[[str, float], None]
 ) -> MeasuredCurve:
     """Load the model and time its steps, unless they are known, and store the curve for `serve`.
-    `on_progress` gets the activity and a fraction. Raises StartupError."""
+    `on_progress` gets the activity and a fraction."""
     backend = LlamaBackend.load(options, lambda fraction: on_progress("loading", fraction))
     try:
         curve = cost_curve(

@@ -147,7 +147,6 @@ _POOL_CELLS = (MANY + 1) * _CONTEXT + 1024
 
 
 def tune(arguments: Sequence[str]) -> None:
-    """Run the command. Writes nothing before all is measured. Raises StartupError."""
     options = _parser().parse_args(arguments)
     model, goal, console = resolve_model(options.model), TuneGoal(options.goal), Console()
     neighbours = OtherProcesses()

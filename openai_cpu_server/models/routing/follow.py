@@ -22,12 +22,11 @@ class RoutedCall(NamedTuple):
     why: str
     """Reasons of all routers on the way."""
     cascade: Cascade | None = None
-    """Rule by which the answer is judged, or None."""
+    """Rule by which the answer is judged."""
     larger: str | None = None
     """Model that answers if the small one does not answer well enough."""
 
     def after(self, judged: RouteDecision, chosen: ChosenModel) -> RoutedCall:
-        """Return this call with the decision on the small model's answer."""
         why = f"{self.why.removesuffix(TO_BE_JUDGED)}{judged.why}"
         return RoutedCall(self.router, chosen, judged.reason, why)
 
@@ -35,8 +34,8 @@ class RoutedCall(NamedTuple):
 async def follow(
     models: ModelRegistry, router: ModelRouter, facts: RouterInput, caller: RouterCaller, name: str
 ) -> RoutedCall:
-    """Follow routers to a model. A caller who may use a router may use its targets. Raises ModelNotFound,
-    WrongModelKind or EngineUnavailable only if a target itself does."""
+    """Follow routers to a model. A caller who may use a router may use its targets. Raises only what a target
+    raises: ModelNotFound, WrongModelKind, EngineUnavailable."""
     reasons: list[str] = []
     while True:
         decision = await router.decide(

@@ -40,7 +40,7 @@ from openai_cpu_server.prompt.chat_prompts import Conversation
 from openai_cpu_server.prompt.reasoning import switch
 
 _MOST_CHARS = 4000
-"""Characters of a request that are considered: both ends of a longer one."""
+"""A longer request is cut to both ends."""
 _UNKNOWN = "[UNK]"
 """WordPiece's token for a word outside the vocabulary."""
 _SPARE_TOKENS = 8
@@ -48,7 +48,7 @@ _SPARE_TOKENS = 8
 
 
 class RouterCaller(msgspec.Struct, frozen=True):
-    """Originator of the request, with whose priority the router's own question is queued."""
+    """The router's own question is queued with this priority."""
 
     priority: Priority
     client: str
@@ -103,8 +103,7 @@ class ExampleRows:
         self._tasks: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Rows]] = weakref.WeakKeyDictionary()
 
     async def of(self, model: ServedModel) -> Rows:
-        """Return the embeddings. Cancelling a caller does not cancel the computation that others wait for.
-        Raises ServerError."""
+        """Cancelling a caller does not cancel the computation that others wait for. Raises ServerError."""
         task = self._tasks.get(model)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             caller = RouterCaller(Priority.INTERACTIVE, "")
@@ -114,7 +113,7 @@ class ExampleRows:
 
 
 async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCaller) -> Rows:
-    """Embed texts as rows (texts, numbers), cutting long ones. Raises ServerError."""
+    """Embed texts as rows, cutting long ones. Raises ServerError."""
 
     def tokenized() -> list[tuple[int, ...]]:
         limit, end = model.loaded().max_input_tokens, model.tokenizer.marks.end
@@ -125,8 +124,8 @@ async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCal
 
 
 async def embedded_whole(model: ServedModel, text: str, caller: RouterCaller) -> Rows | None:
-    """Embed a text as one row, or return None if it is too long or has words outside the vocabulary.
-    Raises ServerError."""
+    """Embed a text as one row, or return None if it is too long or has words outside the vocabulary. Raises
+    ServerError."""
     if len(text) > _MOST_CHARS:
         return None
     limit = model.loaded().max_input_tokens
@@ -163,7 +162,7 @@ def _shortened(text: str) -> str:
 
 
 ModelOf = Callable[[str], ServedModel]
-"""Returns the model of a name. Raises ServerError."""
+"""Function that may raise ServerError."""
 CountTokens = Callable[[RouterInput], int]
 TO_BE_JUDGED = "to be judged"
 
@@ -191,7 +190,7 @@ class ModelRouter:
     async def decide(
         self, facts: RouterInput, caller: RouterCaller, *, model_of: ModelOf, count: CountTokens
     ) -> RouteDecision:
-        """Choose a route. A cascade chooses its small route if that is to be tried."""
+        """A cascade chooses its small route if that is to be tried."""
         way = self.options.way
         if isinstance(way, Rules):
             rule = await asyncio.to_thread(by_rules, way.rules, facts, lambda: count(facts))

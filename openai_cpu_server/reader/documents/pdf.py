@@ -147,7 +147,6 @@ def _string(call: Callable[..., int], *arguments: Any) -> str:
 
 
 def rendered_page(data: bytes, number: int, *, most_pixels: int) -> Picture:
-    """Return a page of a PDF as a picture. Raises InvalidRequest."""
     with contextlib.closing(opened_pdf(data)) as pdf:
         pdf.init_forms()
         page = pdf[number - 1]
