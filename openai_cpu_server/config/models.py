@@ -26,6 +26,7 @@ from openai_cpu_server.contract.request import (
     TOP_K,
     USAGE_PENALTY,
     Bounds,
+    Sampling,
     WholeBounds,
 )
 
@@ -99,18 +100,6 @@ def _tensor_place(text: str) -> str:
     except re.error as error:
         raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
     return text
-
-
-SAMPLING_OPTIONS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repeat_penalty",
-    "repeat_last_n",
-    "presence_penalty",
-    "frequency_penalty",
-)
 
 
 def _sampling(bounds: Bounds | WholeBounds, description: str, *, after: str = ": ") -> Any:
@@ -315,18 +304,16 @@ class ModelOptions(BaseModel):
 
     @model_validator(mode="after")
     def _has_one_source_of_defaults(self) -> ModelOptions:
-        named = [name for name in SAMPLING_OPTIONS if getattr(self, name) is not None]
-        if self.sampling_defaults == "openai" and named:
-            raise ValueError(
-                f"sampling_defaults is 'openai', which contradicts {named[0]!r}: drop one of them"
-            )
+        if self.sampling_defaults == "openai" and self.sampling:
+            named = next(iter(self.sampling))
+            raise ValueError(f"sampling_defaults is 'openai', which contradicts {named!r}: drop one of them")
         return self
 
     @property
     def sampling(self) -> dict[str, int | float]:
         """Sampling parameters that are set, by the contract's names."""
-        found = {name: getattr(self, name) for name in SAMPLING_OPTIONS}
-        found = {name: value for name, value in found.items() if value is not None}
+        values = fields_for(Sampling, self, of=ModelOptions)
+        found = {name: value for name, value in values.items() if value is not None}
         without_limit = {"top_k": 0, "repeat_last_n": COUNT.most}
         return {**found, **{name: most for name, most in without_limit.items() if found.get(name) == -1}}
 
@@ -370,8 +357,7 @@ class ModelOptions(BaseModel):
 
 def fields_for(record: type[msgspec.Struct], options: BaseModel, *, of: type[BaseModel]) -> dict[str, Any]:
     """Return the options that a record has under the same names. `of`: class whose options are used."""
-    names = of.model_fields.keys() & set(record.__struct_fields__)
-    return {name: getattr(options, name) for name in names}
+    return {name: getattr(options, name) for name in of.model_fields if name in record.__struct_fields__}
 
 
 class ModelTable(ModelOptions, Table):

@@ -47,11 +47,6 @@ _LEAST_RATE = 1000
 """No device records fewer samples a second, and one frame of them would be hours."""
 
 
-def decoded_sounds(data: bytes, *, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
-    bounds = {"most_samples": most_samples, "most_at_once": most_at_once}
-    return tuple(sound_pieces(data, rate=rate, **bounds))
-
-
 def sound_pieces(data: bytes, *, rate: int, most_samples: int, most_at_once: int) -> Iterator[Sound]:
     """Yield one channel at this rate, in pieces that are cut where it is quiet. Raises InvalidRequest, for
     too many samples as soon as they are decoded.

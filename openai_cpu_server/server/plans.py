@@ -362,10 +362,8 @@ def estimate_model(
     generates = kind is ModelKind.GENERATES
     draft, _ = kv_size.planned_drafts(header, options) if generates else (None, None)
     weights = total_bytes(model_files(header)) + (0 if draft is None else draft.weights)
-    encoder, ffn_width = (
-        kv_size.encoder_memory(options),
-        header.get_int(header.for_architecture("feed_forward_length")),
-    )
+    encoder = kv_size.encoder_memory(options)
+    ffn_width = header.get_int(header.for_architecture("feed_forward_length"))
     # The largest step's activations and logits, in f32: a row has the logits of all tokens, or some copies of
     # the widest activation.
     step_bytes = 4 * kv_size.batch_tokens(options) * (vocabulary.vocab_size + 4 * (ffn_width or 0))
