@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar, Union
+from typing import Generic, TypeVar, Union
 
 import msgspec
 
@@ -34,18 +34,14 @@ _ENTRY_BYTES = 500
 """A key, mostly a digest, and its place in the table."""
 
 
-class _Entry(NamedTuple, Generic[V]):
-    value: V
-    num_bytes: int
-
-
 class LruCache(Generic[V]):
     """Thread-safe cache with a limit of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Hashable, _Entry[V]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
+        """Values with their bytes, the least recently used one first."""
         self._num_bytes = 0
         self._being_made: dict[Hashable, Future[V]] = {}
 
@@ -54,27 +50,18 @@ class LruCache(Generic[V]):
 
     def get(self, key: Hashable) -> V | None:
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
-            self._entries.move_to_end(key)
-            return entry.value
+            return self._used(key)
 
     def get_or_make(self, key: Hashable, make: Callable[[], V], num_bytes: Callable[[V], int]) -> V:
         """Make a missing value once while other threads wait. They receive the exceptions of `make` too."""
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._entries.move_to_end(key)
-                return entry.value
+            if (value := self._used(key)) is not None:
+                return value
             others = self._being_made.get(key)
             if others is None:
                 mine = self._being_made[key] = Future[V]()
-        return self._made(key, mine, make, num_bytes) if others is None else others.result()
-
-    def _made(
-        self, key: Hashable, mine: Future[V], make: Callable[[], V], num_bytes: Callable[[V], int]
-    ) -> V:
+        if others is not None:
+            return others.result()
         try:
             value = make()
             self.put(key, value, num_bytes(value))
@@ -89,19 +76,25 @@ class LruCache(Generic[V]):
 
     def put(self, key: Hashable, value: V, num_bytes: int) -> None:
         """A value above the cache's limit is not stored."""
-        entry = _Entry(value, num_bytes + _ENTRY_BYTES)
+        num_bytes += _ENTRY_BYTES
         with self._lock:
             self._remove(key)
-            if entry.num_bytes > self._max_bytes:
+            if num_bytes > self._max_bytes:
                 return
-            self._entries[key] = entry
-            self._num_bytes += entry.num_bytes
+            self._entries[key] = value, num_bytes
+            self._num_bytes += num_bytes
             while self._num_bytes > self._max_bytes:
                 self._remove(next(iter(self._entries)))
 
+    def _used(self, key: Hashable) -> V | None:
+        if key not in self._entries:
+            return None
+        self._entries.move_to_end(key)
+        return self._entries[key][0]
+
     def _remove(self, key: Hashable) -> None:
-        if (entry := self._entries.pop(key, None)) is not None:
-            self._num_bytes -= entry.num_bytes
+        _, num_bytes = self._entries.pop(key, (None, 0))
+        self._num_bytes -= num_bytes
 
 
 _REMEMBERED_BYTES = 16 * 2**20

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -189,9 +188,7 @@ class SpeedFacts(msgspec.Struct, frozen=True):
     decode: list[DecodeSpeed]
 
 
-class MeasuredCurve(NamedTuple):
-    key: CurveKey
-    curve: CostCurve
+MeasuredCurve = tuple[CurveKey, CostCurve]
 
 
 def best_known(
@@ -199,7 +196,7 @@ def best_known(
 ) -> MeasuredCurve | None:
     """Return the stored curve with the most similar options."""
     found = [
-        MeasuredCurve(key, curve)
+        (key, curve)
         for key, curve in curves(cache_dir).of_model(model)
         if key.split is None or options.offload.wants_device
     ]
@@ -207,7 +204,7 @@ def best_known(
     served = _served_with(options, header, machine)
 
     def likeness(measured: MeasuredCurve) -> int:
-        return sum(a == b for a, b in zip(_measured_with(measured.key), served, strict=True))
+        return sum(a == b for a, b in zip(_measured_with(measured[0]), served, strict=True))
 
     return max(found, key=likeness, default=None)
 
@@ -222,7 +219,7 @@ def measure(
         curve = cost_curve(
             backend, options, cache_dir, lambda fraction: on_progress("timing steps", fraction)
         )
-        return MeasuredCurve(CurveKey.of(backend.info, options), curve)
+        return CurveKey.of(backend.info, options), curve
     finally:
         backend.close()
 

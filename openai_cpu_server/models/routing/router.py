@@ -95,23 +95,6 @@ def _question(
     )
 
 
-class ExampleRows:
-    """Embeddings of a router's examples, computed once per model."""
-
-    def __init__(self, options: Examples) -> None:
-        self._texts = tuple(text for _, text in options.texts)
-        self._tasks: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Rows]] = weakref.WeakKeyDictionary()
-
-    async def of(self, model: ServedModel) -> Rows:
-        """Cancelling a caller does not cancel the computation that others wait for. Raises ServerError."""
-        task = self._tasks.get(model)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            caller = RouterCaller(Priority.INTERACTIVE, "")
-            task = asyncio.create_task(embedded(model, self._texts, caller))
-            self._tasks[model] = task
-        return await asyncio.shield(task)
-
-
 async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCaller) -> Rows:
     """Embed texts as rows, cutting long ones. Raises ServerError."""
 
@@ -173,7 +156,10 @@ class ModelRouter:
     def __init__(self, options: RouterOptions) -> None:
         self.options = options
         self.created = int(time.time())
-        self._examples = ExampleRows(options.way) if isinstance(options.way, Examples) else None
+        self._examples: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Rows]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """Embeddings of the examples, computed once per model."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -232,8 +218,12 @@ class ModelRouter:
     async def _by_example(
         self, way: Examples, facts: RouterInput, caller: RouterCaller, model: ServedModel
     ) -> RouteDecision:
-        assert self._examples is not None
-        examples = await self._examples.of(model)
+        task = self._examples.get(model)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            texts = tuple(text for _, text in way.texts)
+            task = asyncio.create_task(embedded(model, texts, RouterCaller(Priority.INTERACTIVE, "")))
+            self._examples[model] = task
+        examples = await asyncio.shield(task)  # others may wait for it too
         index, similarity = nearest_example(examples, await embedded(model, (facts.request,), caller))
         if similarity < way.least_similarity:
             return self._otherwise(f"similarity={similarity:.2f}")
