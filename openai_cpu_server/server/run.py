@@ -29,22 +29,11 @@ from openai_cpu_server.config.sources import option
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.http import server as web
 from openai_cpu_server.http.body import BodyQuota
 from openai_cpu_server.http.frames import LimitedSocket
 from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.limits import Meter, RateLimits
-from openai_cpu_server.http.server import (
-    ACCEPTED_AT_ONCE,
-    Complaints,
-    ConnectionLimits,
-    Hangup,
-    LimitedConnection,
-    Listener,
-    WebServer,
-    authority,
-    limited,
-    room_for_connections,
-)
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.database import open_database
@@ -116,7 +105,7 @@ def run_server(
     """Serve until Ctrl-C or SIGTERM. `on_listening`: receives the server's URL."""
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # the log may be closed
         faulthandler.enable()  # a crash of native code tells where it was
-    hangup = Hangup()
+    hangup = web.Hangup()
     set_up_logs(settings.log_level, settings.log_format)
     for advice in peer_variables(foreign_settings(), {*map(option, Settings.model_fields)}):
         logger.warning(advice)
@@ -138,14 +127,14 @@ def run_server(
         config = _web_config(settings, served.api, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
         try:
-            server = WebServer(
+            server = web.WebServer(
                 config,
                 fleet,
                 drain_s=settings.drain_seconds,
                 checkpoint=served.jobs.stop if served.jobs else partial(asyncio.sleep, 0),
             )
             scheme = "https" if config.is_ssl else "http"
-            url = f"{scheme}://{authority(*listener.getsockname()[:2])}"
+            url = f"{scheme}://{web.authority(*listener.getsockname()[:2])}"
             logger.info("listening on %s", url)
             if on_listening is not None:
                 on_listening(url)
@@ -250,18 +239,18 @@ def offline(settings: Settings, plans: Sequence[ModelPlan]) -> OfflineModels:
 
 def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> uvicorn.Config:
     """`close_s`: time for connections to end when the server stops."""
-    limits = ConnectionLimits(
-        max_connections=room_for_connections(settings.max_connections),
+    limits = web.ConnectionLimits(
+        max_connections=web.room_for_connections(settings.max_connections),
         read_timeout_s=settings.read_timeout_s,
         write_timeout_s=settings.write_timeout_s,
         messages=lambda: BodyQuota(api.bodies, sys.maxsize),
-        complaints=Complaints(),
+        complaints=web.Complaints(),
     )
     config = uvicorn.Config(
         api.app,
-        http=limited(LimitedConnection, limits),
-        ws=limited(LimitedSocket, limits),
-        backlog=ACCEPTED_AT_ONCE,
+        http=web.limited(web.LimitedConnection, limits),
+        ws=web.limited(LimitedSocket, limits),
+        backlog=web.ACCEPTED_AT_ONCE,
         ws_max_size=settings.max_body_mb * _MIB,
         ws_per_message_deflate=False,  # saves little in small messages, and costs CPU
         lifespan="off",
@@ -284,7 +273,7 @@ def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> 
 
 
 async def _run(
-    server: WebServer, fleet: ModelFleet, listener: socket.socket, hangup: Hangup, served: ServedApi
+    server: web.WebServer, fleet: ModelFleet, listener: socket.socket, hangup: web.Hangup, served: ServedApi
 ) -> None:
     """Run engines and web server side by side. An only engine that cannot start ends both."""
     hangup.call(served.keys.reload)
@@ -303,7 +292,7 @@ async def web_serving(
     `close_s`."""
     config = _web_config(settings, api, close_s=close_s)
     with listening(settings.host, settings.port, is_shared=True) as listener:
-        server = Listener(config)
+        server = web.Listener(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield task
@@ -339,7 +328,7 @@ def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[sock
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (while ")[0]
         remedy = _REMEDIES.get(error.errno or 0, "")
-        raise StartupError(f"cannot listen on {authority(host, port)}: {why}{remedy}") from None
+        raise StartupError(f"cannot listen on {web.authority(host, port)}: {why}{remedy}") from None
     with listener:
         # Connections inherit it. asyncio would set it for those of a socket made with IPPROTO_TCP alone, and
         # without it a kept-alive client gets bodies and tokens some 40 ms late: they wait for its next ACK.
