@@ -397,16 +397,14 @@ class Ability(enum.Enum):
 def is_able(model: ServedModel, ability: Ability) -> bool:
     """A generating model reranks by its template, an embedding model by cosine. A model that has not been
     inspected may hear."""
-    if ability is Ability.GENERATE:
-        return model.kind is ModelKind.GENERATES
-    if ability is Ability.HEAR:
-        info = model.engine.info
-        return model.kind is ModelKind.GENERATES and (info is None or info.hears)
-    if ability is Ability.EMBED:
-        return model.kind is ModelKind.EMBEDS
-    if ability is Ability.CLASSIFY:
-        return model.kind is ModelKind.RERANKS
-    return model.kind is not ModelKind.GENERATES or model.rerank is not None
+    generates, info = model.kind is ModelKind.GENERATES, model.engine.info
+    return {
+        Ability.GENERATE: generates,
+        Ability.HEAR: generates and (info is None or info.hears),
+        Ability.EMBED: model.kind is ModelKind.EMBEDS,
+        Ability.RERANK: not generates or model.rerank is not None,
+        Ability.CLASSIFY: model.kind is ModelKind.RERANKS,
+    }[ability]
 
 
 def choose_able(

@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import math
 import re
@@ -43,25 +44,16 @@ _LEAST_SIDE = 64
 """Scaling by a client's detail leaves this many pixels, because encoders refuse what is narrower."""
 
 
+_PLUGINS = ("Bmp", "Gif", "Jpeg", "Mpo", "Png", "Tiff", "WebP")
+"""MPO is for photos of phones that are several, TIFF also for EXIF."""
+
+
 def load_decoders() -> None:
     """Load all libraries, because a confined process cannot."""
-    import miniaudio
-    import numpy
-    from PIL import (
-        BmpImagePlugin,
-        GifImagePlugin,
-        Image,
-        ImageCms,
-        JpegImagePlugin,
-        MpoImagePlugin,
-        PngImagePlugin,
-        TiffImagePlugin,
-        WebPImagePlugin,
-    )
+    for module in ("miniaudio", "numpy", "PIL.ImageCms", *(f"PIL.{name}ImagePlugin" for name in _PLUGINS)):
+        importlib.import_module(module)
+    from PIL import Image
 
-    needed = BmpImagePlugin, ImageCms, GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
-    needed_by_them = MpoImagePlugin, TiffImagePlugin  # photos of phones that are several, and EXIF
-    assert all((*needed, *needed_by_them, miniaudio, numpy))
     Image.MAX_IMAGE_PIXELS = None  # `decoded_picture` has a limit of its own
 
 

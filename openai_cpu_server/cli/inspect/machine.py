@@ -77,7 +77,6 @@ def read_memory(
         kind: HostMemory.of(header, draft, kind, free, encoder=encoder, device_memory=device_memory)
         for kind in KVType
     }
-    left = host_memories[KVType.F16].free_bytes
     pool, problem = None, None
     try:
         host_memory = host_memories[KVType.named(options.kv_type)]
@@ -87,7 +86,7 @@ def read_memory(
     return MemoryFacts(
         total_bytes=machine.total_memory(),
         free_bytes=free,
-        left_bytes=left,
+        left_bytes=host_memories[KVType.F16].free_bytes,
         draft_model=str(draft.header.path) if draft is not None else None,
         kv_type=options.kv_type,
         kv_types=kv_costs(host_memories, trained, options.kv_type),

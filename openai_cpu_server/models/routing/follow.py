@@ -57,8 +57,7 @@ def _routed(
 ) -> RoutedCall:
     cascade = router.cascade
     if cascade is None or decision.reason is not RouteReason.SURE:
-        chosen = choose_able(models, target, None, Ability.GENERATE)
-        return RoutedCall(name, chosen, decision.reason, why)
+        return RoutedCall(name, choose_able(models, target, None, Ability.GENERATE), decision.reason, why)
     larger = router.options.routes[cascade.large]
     try:
         chosen = choose_able(models, target, None, Ability.GENERATE)

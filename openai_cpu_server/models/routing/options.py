@@ -117,10 +117,8 @@ def _problems(router: RouterOptions, by_name: Mapping[str, RouterOptions], kinds
             if isinstance(router.way, Cascade):
                 yield f"{here}: {route} = {target!r} is a router, and a cascade needs models"
             continue
-        base = (
-            target if target in kinds else target.rpartition(":")[0]
-        )  # adapters come and go: it may be one's
-        name = base if base in kinds else target
+        base = target.rpartition(":")[0]  # adapters come and go: it may be one's
+        name = base if target not in kinds and base in kinds else target
         yield from _no_plain_model(f"{here}: {route} =", name, ModelKind.GENERATES, kinds)
     if isinstance(router.way, Classifier):
         yield from _no_plain_model(

@@ -184,9 +184,8 @@ class ModelRouter:
                 return self._otherwise("no rule holds")
             return RouteDecision(rule[1].route, RouteReason.RULE, f"rule {rule[0]}")
         if isinstance(way, Shares):
-            label = {Stickiness.USER: facts.user, Stickiness.KEY: facts.key, Stickiness.NOBODY: ""}[
-                way.sticky
-            ]
+            labels = {Stickiness.USER: facts.user, Stickiness.KEY: facts.key, Stickiness.NOBODY: ""}
+            label = labels[way.sticky]
             draw = sticky_draw(self.name, label) if label else random.random()
             why = "share" + (" (sticky)" if label else "")
             return RouteDecision(by_share(way, draw), RouteReason.SHARE, why)
