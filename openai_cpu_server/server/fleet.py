@@ -32,7 +32,7 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.telemetry import Telemetry
 from openai_cpu_server.reader.pool import ReaderPool
-from openai_cpu_server.server.model_builder import FileStamp, LoadedModel, ModelBuilder, OwnEngine
+from openai_cpu_server.server.model_builder import FileStamp, LoadedModel, ModelBuilder, OwnEngine, file_stamp
 from openai_cpu_server.server.plans import ModelPlan, planned_routers
 
 logger = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class ModelFleet:
             serving = self._named(model.name)
             if serving.engine.is_ending:
                 raise EngineUnavailable("The server is shutting down.", EngineState.DRAINING.retry_after_s)
-            if replace or serving.is_broken or FileStamp.of(serving.plan.path) != serving.stamp:
+            if replace or serving.is_broken or file_stamp(serving.plan.path) != serving.stamp:
                 return (await self._replaced(serving)).served
             await self._keeper.load(serving.entry)
             return serving.served
@@ -240,7 +240,7 @@ class ModelFleet:
         while True:
             await asyncio.sleep(_LOOK_AT_FILES_S)
             for model in list(self._models):
-                plan, stamp = model.plan, FileStamp.of(model.plan.path)
+                plan, stamp = model.plan, file_stamp(model.plan.path)
                 if model.entry.is_in_memory or stamp in (None, model.stamp, seen.get(plan.name)):
                     continue
                 seen[plan.name] = stamp  # what cannot be read now is tried again when it changes again

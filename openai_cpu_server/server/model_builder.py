@@ -50,24 +50,23 @@ from openai_cpu_server.server.prefix_files import PrefixFiles
 _MIB = 1024 * 1024
 
 
-class FileStamp(NamedTuple):
-    inode: int
-    mtime_ns: int
-    size: int
+FileStamp = tuple[int, int, int]
+"""Inode, time of the last change and size."""
 
-    @classmethod
-    def of(cls, path: Path) -> FileStamp | None:
-        try:
-            found = path.stat()
-        except OSError:
-            return None
-        return cls(found.st_ino, found.st_mtime_ns, found.st_size)
+
+def file_stamp(path: Path) -> FileStamp | None:
+    """Return None for a missing file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def content_digest(files: Sequence[Path]) -> Callable[[], str | None]:
     """Return a function for the SHA-256 of all files, or None if they have changed since now or cannot be
     read."""
-    stamps = {path: FileStamp.of(path) for path in files}
+    stamps = {path: file_stamp(path) for path in files}
 
     def read() -> str | None:
         digest = hashlib.sha256()
@@ -78,7 +77,7 @@ def content_digest(files: Sequence[Path]) -> Callable[[], str | None]:
                         digest.update(chunk)
         except OSError:
             return None
-        is_same = all(FileStamp.of(path) == stamp for path, stamp in stamps.items())
+        is_same = all(file_stamp(path) == stamp for path, stamp in stamps.items())
         return digest.hexdigest() if is_same else None
 
     return read
@@ -316,7 +315,7 @@ class ModelBuilder:
         return model
 
     def _built(self, plan: ModelPlan, share: MemoryShare | None, *, begins_asleep: bool) -> LoadedModel:
-        stamp, parts = FileStamp.of(plan.path), ModelParts.open(self.settings, plan, share, self.readers)
+        stamp, parts = file_stamp(plan.path), ModelParts.open(self.settings, plan, share, self.readers)
         if plan.options.cache_file == "auto":  # else the user chose where the cache is kept, if anywhere
             self._prefixes = self._prefixes or PrefixFiles.of_user(num_models=self.num_models)
             parts = parts.keeping_prefixes(self._prefixes)
@@ -345,7 +344,7 @@ class ModelBuilder:
             grammars=ModelGrammars(unreadable),
         )
         entry = self._entry(plan, engine, MemoryNeed(weights=0, cells=0, buffers=0))
-        return LoadedModel(plan, served, engine, entry, FileStamp.of(plan.path), is_broken=True)
+        return LoadedModel(plan, served, engine, entry, file_stamp(plan.path), is_broken=True)
 
     def _engine(
         self, name: str, options: EngineOptions, foretold: ModelInfo | None, *, begins_asleep: bool = False
