@@ -56,7 +56,6 @@ def size_of(data: bytes) -> JsonSize:
 
 
 def _sizes(data: bytes) -> Iterator[JsonSize]:
-    """Yield the size up to the end of each piece."""
     size, is_inside, rest = JsonSize(), False, b""
     for start in range(0, len(data), _PIECE):
         piece, rest = _without_escapes(rest + data[start : start + _PIECE])

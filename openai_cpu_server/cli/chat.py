@@ -217,7 +217,7 @@ def _command(conversation: TerminalConversation, line: str) -> None:
 
 
 def _read_message() -> str:
-    """Return a line, or the lines between triple quotes."""
+    """Triple quotes enclose several lines."""
     line = input(">>> ")
     if not line.lstrip().startswith('"""'):
         return line

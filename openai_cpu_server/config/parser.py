@@ -62,7 +62,6 @@ _REPLACED = {
     "prefix_sharing": "--experiment prefix_sharing=off",
 }
 _TABLES = ("dict_type", "model_type")
-"""Errors of values that are not tables."""
 
 
 def _in_words(message: str) -> str:

@@ -124,7 +124,6 @@ def set_value(name: str, value: Any, origin: str) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts of tables and lists, with their names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)):

@@ -340,7 +340,7 @@ def _drafts_for(path: Path, model: GgufHeader) -> bool:
 
 
 def _fitting(model: Path, found: Sequence[Path]) -> list[Path]:
-    """Return the projectors whose rows have the model's width."""
+    """The projectors' rows have the model's width."""
     header = _readable(lambda: GgufHeader(model)) if found else None
     if header is None:
         return []

@@ -49,7 +49,6 @@ class ResidentModel(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryBudget:
     limit_bytes: int
     option: str = "--memory"
-    """Option that sets the limit."""
 
     def why_never(self, name: str, need: MemoryNeed, pinned: Iterable[ResidentModel]) -> str | None:
         """Return the arithmetic if the model does not fit even alone beside the pinned ones, or None."""

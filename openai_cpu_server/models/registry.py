@@ -91,7 +91,6 @@ class AvailableModel(NamedTuple):
     num_bytes: int
     changed_s: int
     why_not: str | None
-    """Reason why its file cannot be served."""
     kind: ModelKind | None
     architecture: str
     quantisation: str | None
@@ -388,7 +387,6 @@ class Ability(enum.Enum):
 
     GENERATE = "generate text"
     HEAR = "hear"
-    """Accept sound and generate."""
     EMBED = "embed"
     RERANK = "rerank"
     CLASSIFY = "distinguish classes"

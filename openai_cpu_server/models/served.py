@@ -88,7 +88,6 @@ _NO_SOUND = partial(_refuse, DEAF, None)
 _NO_DOCUMENTS = partial(_refuse, "this server does not read files; send their text", None)
 _NO_TEMPLATES = partial(_refuse, "this server has only the model's own template", "template")
 _TOOL_USE = "tool_use"
-"""Separate template for conversations with tools."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -130,7 +129,6 @@ class ServedModel:
     content_digest: Callable[[], str | None] = lambda: None
     """Reads the whole file. Returns None if it was replaced after the model was opened. Blocks."""
     release_files: Callable[[], object] = lambda: None
-    """Permits removing its files."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
 

@@ -93,7 +93,7 @@ class Tracing:
 
 
 def _phases(call: EndedCall) -> Iterator[tuple[str, float, float, dict[str, AttributeValue]]]:
-    """Yield the name of each phase, its start on the monotonic clock, its seconds and its attributes."""
+    """Starts are on the monotonic clock, lengths in seconds."""
     figures, start_s = call.figures, call.submitted_s
     queue_s, prefill_s, decode_s = (
         ms / 1000 for ms in (figures.queue_ms, figures.prefill_ms, figures.generation_ms)

@@ -199,7 +199,7 @@ def _unknown(names: tuple[str, ...], more: str) -> InvalidRequest:
 
 
 def _end(samples: np.ndarray, rate: int, most_at_once: int) -> int:
-    """Return the quietest place near the end of a piece."""
+    """Choose the quietest place near the end of a piece."""
     within, shortest = (int(seconds * rate) for seconds in (_PAUSE_WITHIN_S, _SHORTEST_PIECE_S))
     last = min(most_at_once, len(samples) - shortest)
     return _quietest(samples, max(last - within, shortest), last, int(_PAUSE_S * rate))

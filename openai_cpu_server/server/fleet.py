@@ -61,7 +61,6 @@ class ModelFleet:
         self.readers = readers
         may_grow = settings.allow_pull or settings.models_dir is not None
         self._is_alone = len(plans) == 1 and settings.memory is None and not may_grow
-        """True for an only model, which is loaded at once and stays."""
         limit_bytes = sys.maxsize
         if settings.memory is not None:
             limit_bytes = settings.memory * _MIB
@@ -303,7 +302,6 @@ class ModelFleet:
         self._retire(old)
 
     def _retire(self, old: LoadedModel) -> None:
-        """Let a model that no longer has a name finish its requests, and forget it then."""
         old.entry.is_replaced, old.entry.is_pinned = True, False
         self._spawn(self._forget_when_idle(old))
 

@@ -58,7 +58,6 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     """File that drafts, if that is not the model's."""
     adapters: tuple[AdapterSource, ...] = ()
     of_table: ModelOptions = NO_TABLE
-    """Options of its own table."""
     waits_for_requests: bool = False
     """True if the default model is not loaded at the start."""
 
@@ -126,7 +125,7 @@ def plan_in_folder(name: str, path: Path, settings: Settings) -> ModelPlan:
 def _named_elsewhere(
     settings: Settings, folder: Mapping[str, Path], names: list[str]
 ) -> Iterator[tuple[FoundModel, ModelTable]]:
-    """Yield models of the folder that an alias, a router or an adapter refers to."""
+    """Yield models that an alias, a router or an adapter refers to."""
     meant = [*settings.aliases.values(), *(option.model for option in settings.adapter if option.model)]
     meant += [to for table in settings.models.values() if table.router for to in table.router.routes.values()]
     for name in dict.fromkeys(meant):
@@ -135,7 +134,7 @@ def _named_elsewhere(
 
 
 def _first_of(folder: Mapping[str, Path]) -> list[tuple[FoundModel, ModelTable]]:
-    """Choose the default: the first readable model that generates."""
+    """Choose the first readable model that generates."""
     for name, path in folder.items():
         try:
             header = GgufHeader(path)
@@ -149,7 +148,6 @@ def _first_of(folder: Mapping[str, Path]) -> list[tuple[FoundModel, ModelTable]]
 
 class PulledModel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    """Requested name, by which it is served."""
     source: str
     """`hf:OWNER/REPO/FILE`."""
     path: str
@@ -305,7 +303,6 @@ def _require_models_of(adapters: list[AdapterOption], names: list[str]) -> None:
 
 
 def _aliases(targets: Mapping[str, str], names: list[str]) -> dict[str, str]:
-    """Map each alias to the model's own name."""
     meanings = {}
     for alias in targets:
         seen = [alias]
@@ -388,8 +385,7 @@ def estimate_model(
 
 
 def _cells(options: EngineOptions, token_bytes: int, need: MemoryNeed, share: MemoryShare | None) -> int:
-    """Return the requested number, else up to 16,384 in half of the free memory beside the weights, divided
-    between the models."""
+    """Half of the free memory beside the weights is divided between the models."""
     if (requested := options.kv_tokens) is not None:
         if share is None and not options.offload.wants_device:  # the engine also counts what it has loaded
             kv_size.pool_cells(requested, token_bytes, Machine().free_memory())

@@ -90,7 +90,6 @@ def _room(folder: Path, most_bytes: int) -> int:
 
 
 def _files(folder: Path) -> list[tuple[Path, int]]:
-    """Sort the most recently used files first."""
     found = []
     for path in folder.glob(f"*/{_CELLS}*"):
         with contextlib.suppress(OSError):

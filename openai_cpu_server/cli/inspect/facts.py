@@ -104,7 +104,6 @@ class HearingFacts(msgspec.Struct, frozen=True):
     bands: int | None
     layers: int | None
     why_not: str | None
-    """Reason why it cannot be served."""
 
 
 class FileFacts(msgspec.Struct, frozen=True):

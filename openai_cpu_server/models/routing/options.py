@@ -54,7 +54,6 @@ class WhenStreaming(enum.Enum):
     HOLD = "hold"
     """The small model's answer is held back until it is accepted."""
     LARGE = "large"
-    """The large model answers streams."""
 
 
 class Cascade(msgspec.Struct, frozen=True, kw_only=True):
