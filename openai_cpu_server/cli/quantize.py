@@ -63,7 +63,7 @@ from openai_cpu_server.llama.gguf.tensors import (
     tensor_type_named,
 )
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.model_source import local_model
+from openai_cpu_server.model_source.resolve import local_model
 
 _FAILED = 1
 _LIST = "list"

@@ -28,9 +28,9 @@ from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, model_kind
 from openai_cpu_server.llama.host import NODES, Machine, cores_of, usable_nodes
-from openai_cpu_server.model_source import hold
 from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.model_source.lazy_hub import hub
+from openai_cpu_server.model_source.resolve import hold
 from openai_cpu_server.models.defaults import ModelDefaults
 from openai_cpu_server.models.grammars import GrammarMark, ModelGrammars
 from openai_cpu_server.models.keeper import KeeperEntry, MemoryNeed, ModelKeeper

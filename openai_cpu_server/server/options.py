@@ -21,8 +21,8 @@ from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.sampling import sampling_in_file
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.model_source import AdapterFiles
 from openai_cpu_server.model_source.aliases import recommended_sampling
+from openai_cpu_server.model_source.resolve import AdapterFiles
 from openai_cpu_server.models.defaults import MOST_TOKENS, MOST_TOKENS_WITH_REASONING, ModelDefaults
 from openai_cpu_server.prompt.chat_prompts import whole_prompt
 from openai_cpu_server.reader.model import profiled

@@ -24,9 +24,9 @@ from openai_cpu_server.llama.gguf.heads import require_model
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model import kv_size
-from openai_cpu_server.model_source import FoundModel, drafting_file, model_to_serve, projector_of
 from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.model_source.names import HubName
+from openai_cpu_server.model_source.resolve import FoundModel, drafting_file, model_to_serve, projector_of
 from openai_cpu_server.models.keeper import MemoryNeed
 from openai_cpu_server.models.registry import Preset
 from openai_cpu_server.models.routing.options import RouterOptions, problem

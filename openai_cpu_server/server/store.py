@@ -25,8 +25,8 @@ from openai_cpu_server.errors import (
     StartupError,
     wrong,
 )
-from openai_cpu_server.model_source import hub_name
 from openai_cpu_server.model_source.folder import FileState, FolderModel, ModelFolder
+from openai_cpu_server.model_source.resolve import hub_name
 from openai_cpu_server.models.registry import LATEST, AvailableModel, ChosenModel, Preset, ensure_served
 from openai_cpu_server.server.fleet import ModelFleet
 from openai_cpu_server.server.plans import (

@@ -44,7 +44,7 @@ from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.measurements import Profile, load_profile
 from openai_cpu_server.llama.model.kv_size import planned_drafts
 from openai_cpu_server.llama.offload.choice import NO_DEVICE
-from openai_cpu_server.model_source import drafting_file, local_model, projector_of
+from openai_cpu_server.model_source.resolve import drafting_file, local_model, projector_of
 
 
 class InspectReport(msgspec.Struct, frozen=True):

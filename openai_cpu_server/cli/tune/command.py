@@ -32,7 +32,7 @@ from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
 from openai_cpu_server.llama.model.kv_size import HostMemory, KVType
 from openai_cpu_server.llama.offload.choice import NO_DEVICE, device_for, split_planner_for
 from openai_cpu_server.llama.offload.split import Split
-from openai_cpu_server.model_source import resolve_model
+from openai_cpu_server.model_source.resolve import resolve_model
 
 _COLUMNS = ("prompt", "1 alone", f"{search.FEW} together", f"{search.MANY} together", "gain")
 
