@@ -20,8 +20,10 @@ class ServerError(Exception):
     text = ""
     """Message of a class that needs no facts for it."""
 
-    def __init__(self, message: str | None = None) -> None:
+    def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
+        """`param`: field that is wrong."""
         super().__init__(self.text if message is None else message)
+        self.param = param
 
 
 class StartupError(ServerError):
@@ -47,13 +49,12 @@ class DeviceFailed(StartupError):
 
 
 class InvalidRequest(ServerError):
-    """The client's request is wrong. `param` names the field; `code` is OpenAI's, if there is one."""
+    """The client's request is wrong. `code` is OpenAI's, if there is one."""
 
     code: str | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+        super().__init__(message, param=param)
         self.code = code or self.code
 
 
@@ -87,10 +88,10 @@ class PromptTooLong(ServerError):
         super().__init__(
             # Clients look for the first words to tell this error from others.
             f"This model's maximum context length is {limit} tokens, but {prompt_tokens + max_tokens} were "
-            f"asked for ({prompt_tokens} in the prompt, {max_tokens} for the output)."
+            f"asked for ({prompt_tokens} in the prompt, {max_tokens} for the output).",
+            param=param,
         )
         self.tokens, self.limit = prompt_tokens, limit
-        self.param = param
 
 
 class PromptFarTooLong(InvalidRequest):
@@ -131,18 +132,17 @@ class AdapterNotFound(ServerError):
         if usable:
             there = f"it has {', '.join(sorted(usable))}"
         why = f"could not be loaded: {reason}" if reason else f"does not exist for this model; {there}."
-        super().__init__(f"The adapter '{shown(name)}' {why}")
-        self.param = param
+        super().__init__(f"The adapter '{shown(name)}' {why}", param=param)
 
 
 class InputTooLong(ServerError):
     def __init__(self, *, tokens: int, limit: int, param: str) -> None:
         super().__init__(
             f"This model's maximum context length is {limit} tokens, but '{param}' has {tokens}. "
-            "Shorten it, or send 'truncate': true to have it cut."
+            "Shorten it, or send 'truncate': true to have it cut.",
+            param=param,
         )
         self.tokens, self.limit = tokens, limit
-        self.param = param
 
 
 class WrongModelKind(ServerError):
@@ -244,13 +244,11 @@ class BodyTooSlow(ServerError):
 
 class TooManyConnections(ServerError):
     retry_after_s = 1
-
     text = "The server has too many connections; try again later."
 
 
 class TooManyWatchers(ServerError):
     retry_after_s = 10
-
     text = "Too many streams of events are open; close one, or try again later."
 
 
@@ -298,7 +296,6 @@ class TooManyValues(ServerError):
 
 class BodiesFull(ServerError):
     retry_after_s = 1
-
     text = "The server is reading too many large request bodies; try again later."
 
 
@@ -326,11 +323,7 @@ class GenerationFailed(ServerError):
 
 
 class ConstraintFailed(ServerError):
-    """The output cannot be held to its grammar. `param` names the field with the grammar, if it is known."""
-
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+    """The output cannot be held to its grammar."""
 
 
 class RequestCancelled(ServerError):
@@ -368,7 +361,6 @@ class AnswersUnavailable(ServerError):
     """The answer cache could not be emptied, so that it may still serve entries."""
 
     retry_after_s = 10.0
-
     text = "The cache of answers is unavailable and was not emptied; try again later."
 
 
@@ -390,14 +382,12 @@ class StorageFull(ServerError):
 
 class DiskFull(ServerError):
     retry_after_s = 60.0
-
     text = "The disk of this server is nearly full, so it stores nothing more for now."
 
 
 class JobObjectNotFound(ServerError):
     def __init__(self, message: str, *, param: str = "id") -> None:
-        super().__init__(message)
-        self.param = param
+        super().__init__(message, param=param)
 
 
 class FileInUse(ServerError):
