@@ -15,7 +15,7 @@ UNLOADABLE = 72
 
 
 class ServerError(Exception):
-    """Base of all exceptions that the package raises on purpose. Clients may see its message."""
+    """Base of all exceptions that the package raises on purpose. Its message may be shown to a client."""
 
     text = ""
     """Message of a class that needs no facts for it."""
@@ -49,7 +49,7 @@ class DeviceFailed(StartupError):
 
 
 class InvalidRequest(ServerError):
-    """The client's request is wrong. `code` is OpenAI's, if there is one."""
+    """The client's request is wrong. `param` names the field; `code` is OpenAI's, if there is one."""
 
     code: str | None = None
 
@@ -84,6 +84,8 @@ def unknown_parameter(name: str) -> InvalidRequest:
 
 
 class PromptTooLong(ServerError):
+    """Prompt and requested output can never fit into the context."""
+
     def __init__(self, *, prompt_tokens: int, max_tokens: int, limit: int, param: str) -> None:
         super().__init__(
             # Clients look for the first words to tell this error from others.
@@ -112,7 +114,8 @@ class AdapterFailed(ServerError):
     """An adapter cannot be loaded, or does not belong to this model. The message is one line."""
 
 
-class AdapterNotAllowed(ServerError): ...
+class AdapterNotAllowed(ServerError):
+    """A client may not load this file."""
 
 
 class PullFailed(ServerError):
@@ -120,10 +123,14 @@ class PullFailed(ServerError):
 
 
 class PullNotAllowed(ServerError):
+    """Clients may not change the set of models."""
+
     text = "This server cannot change its models while it runs; start it with --allow-pull."
 
 
 class AdapterNotFound(ServerError):
+    """The model has no adapter of this name."""
+
     def __init__(
         self, name: str, usable: Sequence[str], *, reason: str | None = None, param: str | None = None
     ) -> None:
@@ -136,6 +143,8 @@ class AdapterNotFound(ServerError):
 
 
 class InputTooLong(ServerError):
+    """A text to embed or to score has more tokens than the model takes."""
+
     def __init__(self, *, tokens: int, limit: int, param: str) -> None:
         super().__init__(
             f"This model's maximum context length is {limit} tokens, but '{param}' has {tokens}. "
@@ -146,6 +155,8 @@ class InputTooLong(ServerError):
 
 
 class WrongModelKind(ServerError):
+    """The requested model exists but cannot do this."""
+
     def __init__(self, name: str, cannot: str, *, able: Sequence[str]) -> None:
         """`cannot`: a verb, such as `embed`. `able`: only models that the caller may use."""
         listed = ", ".join(f"'{other}'" for other in able)
@@ -181,6 +192,8 @@ class ModelTooLarge(ServerError):
 
 
 class ModelInUse(ServerError):
+    """The model has requests and is not unloaded."""
+
     def __init__(self, name: str, num_requests: int) -> None:
         super().__init__(
             f"The model '{name}' has {num_requests} requests that run or wait; unload it afterwards."
@@ -192,23 +205,29 @@ class ModelNotLoaded(ServerError):
 
 
 class RequestNotFound(ServerError):
+    """No live request has this id."""
+
     def __init__(self, name: str) -> None:
         super().__init__(f"There is no live request '{shown(name)}'.")
 
 
 class RequestEnded(ServerError):
-    """The response has ended, or is about to."""
+    """The response to be controlled has ended, or is about to."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The answer '{shown(name)}' has ended.")
 
 
 class NotThinking(ServerError):
+    """The response has no reasoning to end, or its text has begun."""
+
     def __init__(self, name: str) -> None:
         super().__init__(f"The answer '{shown(name)}' is not thinking, or its thoughts cannot be ended.")
 
 
 class McpServerNotFound(ServerError):
+    """No MCP server of this name exists, or the key may not use it."""
+
     def __init__(self, name: str) -> None:
         super().__init__(f"There is no MCP server '{name[:64]}' for you.")
 
@@ -218,18 +237,22 @@ class Unauthorized(ServerError):
 
 
 class Forbidden(ServerError):
+    """The API key is valid but lacks this permission."""
+
     def __init__(self, scope: str, hint: str = "") -> None:
         lack = f"You have insufficient permissions for this operation. Missing scopes: {scope}."
         super().__init__(f"{lack} {hint}".strip())
 
 
 class OriginRefused(ServerError):
+    """A page of another origin sent the request."""
+
     def __init__(self, origin: str) -> None:
         super().__init__(f"Pages of {origin[:200]!r} may not call this server; see --cors-origin.")
 
 
 class HostRefused(ServerError):
-    """The Host header names another server, as in DNS rebinding by a web page."""
+    """The Host header names another server, which may be DNS rebinding by a web page."""
 
     def __init__(self, host: str) -> None:
         super().__init__(
@@ -239,21 +262,27 @@ class HostRefused(ServerError):
 
 
 class BodyTooSlow(ServerError):
+    """The request's body did not arrive in time."""
+
     text = "The request body took too long to arrive."
 
 
 class TooManyConnections(ServerError):
+    """The server holds its maximum number of connections."""
+
     retry_after_s = 1
     text = "The server has too many connections; try again later."
 
 
 class TooManyWatchers(ServerError):
+    """The client or the server has its maximum number of event streams."""
+
     retry_after_s = 10
     text = "Too many streams of events are open; close one, or try again later."
 
 
 class RateLimited(ServerError):
-    """A key has exhausted a limit."""
+    """A key has exhausted a limit. Base of the exceptions for each limit."""
 
     def __init__(self, limit: str, *, retry_after_s: float | None) -> None:
         """`retry_after_s`: None if the request can never fit."""
@@ -278,11 +307,15 @@ class CulpritsLimited(RateLimited):
 
 
 class BodyTooLarge(ServerError):
+    """The request's body exceeds the server's limit."""
+
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body is larger than {limit} bytes.")
 
 
 class EncodingNotSupported(ServerError):
+    """The request's Content-Encoding is not supported."""
+
     READ = "gzip, deflate"
 
     def __init__(self, encoding: str) -> None:
@@ -290,16 +323,22 @@ class EncodingNotSupported(ServerError):
 
 
 class TooManyValues(ServerError):
+    """The request's body has more JSON values than the server parses at once."""
+
     def __init__(self, most: str) -> None:
         super().__init__(f"The request body has more than {most}; send several smaller requests.")
 
 
 class BodiesFull(ServerError):
+    """Request bodies in memory have reached their limit."""
+
     retry_after_s = 1
     text = "The server is reading too many large request bodies; try again later."
 
 
 class QueueFull(ServerError):
+    """Too many requests of this priority are waiting."""
+
     def __init__(self, waiting: int, retry_after_s: float) -> None:
         super().__init__(f"{waiting} requests are waiting already; try again later.")
         self.retry_after_s = retry_after_s
@@ -323,7 +362,8 @@ class GenerationFailed(ServerError):
 
 
 class ConstraintFailed(ServerError):
-    """The output cannot be held to its grammar."""
+    """The output cannot be held to its grammar: the grammar is broken or too complex, or the model has no
+    end token. `param` names the field with the grammar where it is known."""
 
 
 class RequestCancelled(ServerError):
@@ -331,11 +371,15 @@ class RequestCancelled(ServerError):
 
 
 class DeadlineExceeded(ServerError):
+    """An accepted request was not finished within its deadline."""
+
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"The request was not finished within {timeout_s:g} seconds.")
 
 
 class ReaderTooSlow(ServerError):
+    """A client does not read its response, whose buffer is full."""
+
     text = "The client reads too slowly: the request was ended."
 
 
@@ -365,6 +409,8 @@ class AnswersUnavailable(ServerError):
 
 
 class JobsUnavailable(ServerError):
+    """The jobs database cannot be reached or written."""
+
     retry_after_s = 10.0
 
     def __init__(self, reason: str) -> None:
@@ -374,6 +420,8 @@ class JobsUnavailable(ServerError):
 
 
 class StorageFull(ServerError):
+    """A key's files, batch results and responses have reached its storage limit."""
+
     def __init__(self, quota: str) -> None:
         super().__init__(
             f"Storage quota reached on {quota}. Delete files or responses, or send 'store': false."
@@ -381,16 +429,22 @@ class StorageFull(ServerError):
 
 
 class DiskFull(ServerError):
+    """The database's disk has too little free space."""
+
     retry_after_s = 60.0
     text = "The disk of this server is nearly full, so it stores nothing more for now."
 
 
 class JobObjectNotFound(ServerError):
+    """The caller has no file or batch of this id."""
+
     def __init__(self, message: str, *, param: str = "id") -> None:
         super().__init__(message, param=param)
 
 
 class FileInUse(ServerError):
+    """An unfinished batch reads this file."""
+
     def __init__(self, file_id: str, batch_id: str) -> None:
         super().__init__(f"The file '{file_id}' is the input of batch '{batch_id}', which has not ended.")
 
