@@ -46,7 +46,6 @@ from openai_cpu_server.config.routers import Bounded, Table
 from openai_cpu_server.config.sources import ENV_PREFIX, ConfigFile, EnvironmentVariables, SecretFiles
 from openai_cpu_server.contract.messages import AS_SERVED, BY_DEFAULT, EngineOptions, Experiment, Scheduling
 from openai_cpu_server.contract.model_info import Adapter
-from openai_cpu_server.contract.request import Priority
 
 Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
 _SWITCHES = {"on": True, "off": False}
@@ -584,10 +583,6 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
     def traces_endpoint(self) -> str | None:
         """URL of the collector, by default that of OpenTelemetry's own variable."""
         return self.otel_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
-
-    @property
-    def priority(self) -> Priority:
-        return Priority[self.default_priority.upper()]
 
 
 def revealed(secret: SecretStr | None) -> str | None:

@@ -134,7 +134,7 @@ class ModelRegistry:
         self._replaced: list[ServedModel] = []
         """Replaced models that finish their requests."""
         self._by_name = {name: model for model in models for name in model.names}
-        self._routers = {name: router for router in routers for name in router.names}
+        self._routers = {name: router for router in routers for name in router.options.names}
         self._presets: dict[str, Preset] = {}
         self.catalog: ModelCatalog | None = None
 

@@ -14,6 +14,7 @@ from openai_cpu_server.config.settings import Settings, revealed
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.replica import cache_namespace, key_identity
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.http.keys import is_loopback
 from openai_cpu_server.http.options import ApiOptions, MediaOptions, SchedulingOptions
@@ -44,7 +45,7 @@ def api_options(settings: Settings) -> ApiOptions:
         "max_body_bytes": settings.max_body_mb * _MIB,
         "max_bodies_bytes": max(settings.max_bodies_mb, settings.max_body_mb) * _MIB,
         "max_file_bytes": settings.max_file_mb * _MIB,
-        "default_priority": settings.priority,
+        "default_priority": Priority[settings.default_priority.upper()],
         "isolate_by_key": settings.isolates_by_key,
         "request_timeout_s": settings.request_timeout,
         "keep_streams_s": settings.resume_seconds,
@@ -149,11 +150,8 @@ def model_defaults(settings: Settings, plan: ModelPlan, header: GgufHeader, *, t
 
 
 def adapter_files(settings: Settings) -> AdapterFiles:
-    folder = settings.adapter_dir
-    if folder is None:
-        return AdapterFiles(None)
-    folder = expanded_path(folder)
-    if not folder.is_dir():
+    folder = settings.adapter_dir and expanded_path(settings.adapter_dir)
+    if folder is not None and not folder.is_dir():
         raise StartupError(f"--adapter-dir: the folder {folder} does not exist")
     return AdapterFiles(folder)
 

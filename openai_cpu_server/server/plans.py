@@ -182,22 +182,6 @@ class StoredModels(msgspec.Struct, frozen=True, kw_only=True):
         with replacing(path) as file:
             file.write(msgspec.json.format(msgspec.json.encode(self), indent=2))
 
-    def named(self, name: str) -> PulledModel | None:
-        return next((model for model in self.pulled if model.name == name), None)
-
-    def with_pulled(self, model: PulledModel) -> StoredModels:
-        others = (one for one in self.pulled if one.name != model.name)
-        return msgspec.structs.replace(self, pulled=(*others, model))
-
-    def without(self, name: str) -> StoredModels:
-        return StoredModels(
-            pulled=tuple(one for one in self.pulled if one.name != name),
-            presets={key: preset for key, preset in self.presets.items() if key != name},
-        )
-
-    def with_preset(self, name: str, preset: Preset) -> StoredModels:
-        return msgspec.structs.replace(self, presets={**self.presets, name: preset})
-
 
 def stored_models_file() -> Path:
     return user_data_dir() / "models.json"

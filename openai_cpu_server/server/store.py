@@ -117,16 +117,16 @@ class FleetStore:
         name = _bare(name)
         if name in self._stored.presets:
             self._models.forget_preset(name)
-            self._store(self._stored.without(name))
+            self._store(presets={key: one for key, one in self._stored.presets.items() if key != name})
             return
-        pulled = self._stored.named(name)
+        pulled = next((model for model in self._stored.pulled if model.name == name), None)
         if pulled is None:
             raise InvalidRequest(f"'{self._choose(name).name}' was not pulled, so it cannot be removed.")
         made = [key for key, preset in self._stored.presets.items() if preset.base == name]
         if made:
             raise InvalidRequest(f"'{made[0]}' is derived from '{name}': remove '{made[0]}' first.")
         await self._fleet.remove(self._choose(name).model)
-        self._store(self._stored.without(name))
+        self._store(pulled=tuple(model for model in self._stored.pulled if model.name != name))
         if all(model.path != pulled.path for model in self._stored.pulled):
             process = await asyncio.create_subprocess_exec(
                 sys.executable, *_REMOVE, pulled.source, stdin=DEVNULL, stderr=PIPE
@@ -149,7 +149,7 @@ class FleetStore:
         if base.preset is not None:
             preset = preset.over(base.preset)
         self._models.derive(name, preset)
-        self._store(self._stored.with_preset(name, preset))
+        self._store(presets={**self._stored.presets, name: preset})
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -169,14 +169,15 @@ class FleetStore:
             raise PullFailed(f"Fetching '{name}' ended without a message; see the server's log.")
         pulled = PulledModel(name=name, source=done.name, path=done.path, projector=done.projector)
         await self._fleet.add(plan_of_pulled(pulled, self._settings))
-        self._store(self._stored.with_pulled(pulled))
+        others = (model for model in self._stored.pulled if model.name != name)
+        self._store(pulled=(*others, pulled))
         logger.info("%s was downloaded from the hub, and is served: %s", name, done.path)
         emit(msgspec.structs.replace(done, path=None, projector=None))
 
-    def _store(self, models: StoredModels) -> None:
-        self._stored = models
+    def _store(self, **changes: object) -> None:
+        self._stored = msgspec.structs.replace(self._stored, **changes)
         try:
-            models.write(self._file)
+            self._stored.write(self._file)
         except OSError as error:
             logger.error("the next start will not have this change: cannot write %s: %s", self._file, error)
 

@@ -55,8 +55,8 @@ async def follow(
 def _routed(
     models: ModelRegistry, router: ModelRouter, decision: RouteDecision, target: str, name: str, why: str
 ) -> RoutedCall:
-    cascade = router.cascade
-    if cascade is None or decision.reason is not RouteReason.SURE:
+    cascade = router.options.way
+    if not isinstance(cascade, Cascade) or decision.reason is not RouteReason.SURE:
         return RoutedCall(name, choose_able(models, target, None, Ability.GENERATE), decision.reason, why)
     larger = router.options.routes[cascade.large]
     try:

@@ -162,16 +162,8 @@ class ModelRouter:
         """Embeddings of the examples, computed once per model."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return self.options.names
-
-    @property
     def name(self) -> str:
         return self.options.name
-
-    @property
-    def cascade(self) -> Cascade | None:
-        return self.options.way if isinstance(self.options.way, Cascade) else None
 
     async def decide(
         self, facts: RouterInput, caller: RouterCaller, *, model_of: ModelOf, count: CountTokens
