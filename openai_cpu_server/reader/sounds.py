@@ -200,12 +200,10 @@ def _unknown(names: tuple[str, ...], more: str) -> InvalidRequest:
 
 def _end(samples: np.ndarray, rate: int, most_at_once: int) -> int:
     """Choose the quietest place near the end of a piece."""
-    within, shortest = (int(seconds * rate) for seconds in (_PAUSE_WITHIN_S, _SHORTEST_PIECE_S))
+    times_s = (_PAUSE_WITHIN_S, _SHORTEST_PIECE_S, _PAUSE_S)
+    within, shortest, width = (int(seconds * rate) for seconds in times_s)
     last = min(most_at_once, len(samples) - shortest)
-    return _quietest(samples, max(last - within, shortest), last, int(_PAUSE_S * rate))
-
-
-def _quietest(samples: np.ndarray, first: int, last: int, width: int) -> int:
+    first = max(last - within, shortest)
     stretches = (last - first) // width
     if stretches < 1:
         return last
