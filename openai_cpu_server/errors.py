@@ -20,8 +20,10 @@ class ServerError(Exception):
     text = ""
     """Message of a class that needs no facts for it."""
 
-    def __init__(self, message: str | None = None) -> None:
+    def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
+        """`param`: field that is wrong."""
         super().__init__(self.text if message is None else message)
+        self.param = param
 
 
 class StartupError(ServerError):
@@ -52,8 +54,7 @@ class InvalidRequest(ServerError):
     code: str | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+        super().__init__(message, param=param)
         self.code = code or self.code
 
 
@@ -89,10 +90,10 @@ class PromptTooLong(ServerError):
         super().__init__(
             # Clients look for the first words to tell this error from others.
             f"This model's maximum context length is {limit} tokens, but {prompt_tokens + max_tokens} were "
-            f"asked for ({prompt_tokens} in the prompt, {max_tokens} for the output)."
+            f"asked for ({prompt_tokens} in the prompt, {max_tokens} for the output).",
+            param=param,
         )
         self.tokens, self.limit = prompt_tokens, limit
-        self.param = param
 
 
 class PromptFarTooLong(InvalidRequest):
@@ -133,14 +134,12 @@ class AdapterNotFound(ServerError):
     def __init__(
         self, name: str, usable: Sequence[str], *, reason: str | None = None, param: str | None = None
     ) -> None:
-        """`reason`: why the adapter was rejected, or None if it is unknown. `param`: the field that names
-        it."""
+        """`reason`: why the adapter was rejected, or None if it is unknown."""
         there = "it has none, and is requested by its name alone"
         if usable:
             there = f"it has {', '.join(sorted(usable))}"
         why = f"could not be loaded: {reason}" if reason else f"does not exist for this model; {there}."
-        super().__init__(f"The adapter '{shown(name)}' {why}")
-        self.param = param
+        super().__init__(f"The adapter '{shown(name)}' {why}", param=param)
 
 
 class InputTooLong(ServerError):
@@ -149,17 +148,17 @@ class InputTooLong(ServerError):
     def __init__(self, *, tokens: int, limit: int, param: str) -> None:
         super().__init__(
             f"This model's maximum context length is {limit} tokens, but '{param}' has {tokens}. "
-            "Shorten it, or send 'truncate': true to have it cut."
+            "Shorten it, or send 'truncate': true to have it cut.",
+            param=param,
         )
         self.tokens, self.limit = tokens, limit
-        self.param = param
 
 
 class WrongModelKind(ServerError):
     """The requested model exists but cannot do this."""
 
     def __init__(self, name: str, cannot: str, *, able: Sequence[str]) -> None:
-        """`cannot`: a verb, such as `embed`. `able`: models that can, among those that the caller may use."""
+        """`cannot`: a verb, such as `embed`. `able`: only models that the caller may use."""
         listed = ", ".join(f"'{other}'" for other in able)
         hint = f"Models that can: {listed}." if able else "No model of this server can."
         super().__init__(f"The model '{name}' cannot {cannot}. {hint}")
@@ -182,7 +181,7 @@ class ModelNotFound(ServerError):
     """The requested model is not served, or not to this caller."""
 
     def __init__(self, name: str | None, names: Sequence[str] = ()) -> None:
-        """`name`: None if the client named no model. `names`: models that the caller may use."""
+        """`name`: None if the client named no model. `names`: only those that the caller may use."""
         models = f" The models are: {', '.join(names)}." if names else ""
         what = "There is no model" if name is None else f"The model '{shown(name)}' does not exist"
         super().__init__(f"{what} on this server{' for this key' if name is None else ''}.{models}")
@@ -272,7 +271,6 @@ class TooManyConnections(ServerError):
     """The server holds its maximum number of connections."""
 
     retry_after_s = 1
-
     text = "The server has too many connections; try again later."
 
 
@@ -280,7 +278,6 @@ class TooManyWatchers(ServerError):
     """The client or the server has its maximum number of event streams."""
 
     retry_after_s = 10
-
     text = "Too many streams of events are open; close one, or try again later."
 
 
@@ -336,7 +333,6 @@ class BodiesFull(ServerError):
     """Request bodies in memory have reached their limit."""
 
     retry_after_s = 1
-
     text = "The server is reading too many large request bodies; try again later."
 
 
@@ -368,10 +364,6 @@ class GenerationFailed(ServerError):
 class ConstraintFailed(ServerError):
     """The output cannot be held to its grammar: the grammar is broken or too complex, or the model has no
     end token. `param` names the field with the grammar where it is known."""
-
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class RequestCancelled(ServerError):
@@ -413,7 +405,6 @@ class AnswersUnavailable(ServerError):
     """The answer cache could not be emptied, so that it may still serve entries."""
 
     retry_after_s = 10.0
-
     text = "The cache of answers is unavailable and was not emptied; try again later."
 
 
@@ -441,7 +432,6 @@ class DiskFull(ServerError):
     """The database's disk has too little free space."""
 
     retry_after_s = 60.0
-
     text = "The disk of this server is nearly full, so it stores nothing more for now."
 
 
@@ -449,8 +439,7 @@ class JobObjectNotFound(ServerError):
     """The caller has no file or batch of this id."""
 
     def __init__(self, message: str, *, param: str = "id") -> None:
-        super().__init__(message)
-        self.param = param
+        super().__init__(message, param=param)
 
 
 class FileInUse(ServerError):

@@ -1,8 +1,8 @@
 """Fair shares of a resource, such as milliseconds or tokens. Pure: no clock and no I/O.
 
 Work of one class takes turns by its usage (`FairTurns`). A class of lower priority earns a share of all usage
-and spends it on turns of its own (`Credit`). Both serve steps of a model, adapters, embeddings, and engines
-that share cores.
+for turns of its own (`Credit`). Both serve steps of a model, adapters, embeddings, and engines that share
+cores.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class Credit:
     """
 
     def __init__(self, share: float, *, most: float = 0.0) -> None:
-        """`share`: from 0 to 1. `most`: maximum of the savings where turns are cheaper."""
+        """`most`: maximum of the savings where turns are cheaper."""
         self.amount = 0.0
         self._share = share
         self._most = most
         self._price = math.inf
 
     def account(self, used: float, own: float) -> None:
-        """Add usage of all classes, `own` of it by this class."""
+        """`used` includes `own`, the usage of this class."""
         amount = max(0.0, self.amount + self._share * used - own)
         self.amount = min(amount, max(self._most, self._price))
 
     def pays_for(self, price: float) -> bool:
-        """Return True if the savings cover a turn at this price. Otherwise save for it."""
+        """Return True if the savings cover a turn at this price, and otherwise save for it."""
         self._price = price
         return self.amount >= price - _ROUNDING
 
@@ -50,12 +50,11 @@ class Credit:
         return max(0.0, price - self.amount) / self._share if self._share else math.inf
 
     def lapse(self) -> None:
-        """Drop the savings, because only one class wants turns."""
         self.amount = 0.0
 
 
 class _Account(NamedTuple):
-    """Usage of one participant. Accounts sort by turn; no two accounts with the same turns are equal."""
+    """Accounts sort by turn; no two with the same turns are equal."""
 
     used: float
     served_at: int
@@ -71,8 +70,8 @@ class FairTurns(Generic[Key]):
     """
 
     def __init__(self, *, favours_newcomers: bool) -> None:
-        """`favours_newcomers`: of equals, a newcomer is first. Unsuitable for a steady flow of new
-        participants, such as requests, which would starve the others."""
+        """`favours_newcomers`: of equals, a newcomer is first. It suits no steady flow of new participants,
+        which would starve the others."""
         self._favours_newcomers = favours_newcomers
         self._present: dict[Key, _Account] = {}
         self._away: dict[Key, _Account] = {}
@@ -89,18 +88,16 @@ class FairTurns(Generic[Key]):
 
     @property
     def first(self) -> Key:
-        """Next participant. There must be one."""
+        """There must be a participant."""
         while self._present.get(self._queue[0][1]) is not self._queue[0][0]:
             heappop(self._queue)
         return self._queue[0][1]
 
     @property
     def order(self) -> list[Key]:
-        """Present participants, the next one first."""
         return sorted(self._present, key=self._present.__getitem__)
 
     def lead(self, key: Key, other: Key) -> float:
-        """Usage of `key` beyond that of `other`."""
         return self._present[key].used - self._present[other].used
 
     def join(self, key: Key) -> None:
@@ -129,7 +126,6 @@ class FairTurns(Generic[Key]):
             self.join(key)
 
     def use(self, key: Key, amount: float) -> None:
-        """Record a turn and its usage."""
         account = self._present[key]
         self._num_turns += 1
         self._set(key, _Account(account.used + amount, self._num_turns, account.joined_at))
@@ -152,21 +148,20 @@ Path = tuple[str, ...]
 
 
 class NestedTurns:
-    """Fair turns of groups, and of the members within each group. Additional names within a group earn it
-    no more turns."""
+    """Fair turns of groups and of their members. Additional names within a group earn it no more turns."""
 
     def __init__(self) -> None:
         self._turns = FairTurns[str](favours_newcomers=False)
         self._below: dict[str, NestedTurns] = {}
         self._borrowed: set[str] = set()
-        """Names of subgroups that are shared with the original of a copy and must not be changed."""
+        """Subgroups that are shared with the original of a copy and must not be changed."""
 
     def __len__(self) -> int:
         return len(self._turns)
 
     @property
     def first(self) -> Path:
-        """Next participant. There must be one."""
+        """There must be a participant."""
         key = self._turns.first
         return (key, *self._below[key].first) if key in self._below else (key,)
 
@@ -204,8 +199,7 @@ class NestedTurns:
             self._own(key).use(below, amount)
 
     def copy(self) -> NestedTurns:
-        """Copy for trying out turns while the original does not change. Subgroups are copied when they are
-        first changed."""
+        """Copy for trying out turns. Subgroups are copied when they are first changed."""
         copied = NestedTurns()
         copied._turns, copied._below = self._turns.copy(), self._below.copy()
         copied._borrowed = set(self._below)
@@ -233,7 +227,7 @@ def alternating(queues: Iterable[Iterable[T]]) -> Iterator[T]:
 class FairQueue(Generic[T]):
     """Tickets of callers that wait for one of several places; the caller with the least usage is next.
 
-    A caller holds at most `most` places, so that its slowest work never keeps all places from others.
+    A caller holds at most `most` places, so that its slow work never keeps all places from others.
     """
 
     def __init__(self, most: int) -> None:
@@ -243,12 +237,10 @@ class FairQueue(Generic[T]):
         self._held: dict[Path, int] = {}
 
     def __len__(self) -> int:
-        """Number of waiting tickets."""
         return sum(map(len, self._waiting.values()))
 
     @property
     def num_held(self) -> int:
-        """Number of occupied places."""
         return sum(self._held.values())
 
     def add(self, caller: Path, ticket: T) -> None:
@@ -256,7 +248,7 @@ class FairQueue(Generic[T]):
         self._waiting.setdefault(caller, []).append(ticket)
 
     def remove(self, caller: Path, ticket: T) -> None:
-        """Remove a waiting ticket whose caller has given up."""
+        """Remove the ticket of a caller that has given up."""
         self._waiting[caller].remove(ticket)
         self._leave_if_gone(caller)
 
@@ -269,13 +261,12 @@ class FairQueue(Generic[T]):
         return None
 
     def _in_turn(self) -> Iterator[Path]:
-        """Callers, the next one first. Sorting all of them is left until the first one is rejected."""
+        """Sort all callers only when the first one is rejected."""
         if self._turns:
             yield self._turns.first
             yield from self._turns.order
 
     def give_back(self, caller: Path, used: float) -> None:
-        """Free a place and record its usage."""
         self._turns.use(caller, used)
         self._held[caller] -= 1
         self._leave_if_gone(caller)

@@ -15,13 +15,12 @@ MOST_POINTS = 200_000
 """Limit of containers: a list or a string counts 1, an object 3. A list of 10,000 messages has 160,000; a
 JSON Schema with 12,000 subschemas has 100,000. Parsing that many takes about 50 ms."""
 MOST_NUMBERS = 200_000
-"""Limit of numbers and other values without quotes."""
 MOST_TOKENS = 500_000
 """The same limit for bodies with token ids. OpenAI takes 300,000 tokens in one call."""
 _MOST_UNQUOTED_BYTES = 8 * 2**20
 """Limit of bytes outside strings, because long numbers are slow to read."""
 _SMALL = 64 * 1024
-"""Size of a text that cannot exceed the limits by a harmful amount."""
+"""A smaller text cannot exceed the limits by a harmful amount."""
 _PIECE = 128 * 1024
 _DROPPED = bytes(set(range(256)) - set(b",[{"))
 
@@ -57,7 +56,6 @@ def size_of(data: bytes) -> JsonSize:
 
 
 def _sizes(data: bytes) -> Iterator[JsonSize]:
-    """Yield the size up to the end of each piece."""
     size, is_inside, rest = JsonSize(), False, b""
     for start in range(0, len(data), _PIECE):
         piece, rest = _without_escapes(rest + data[start : start + _PIECE])

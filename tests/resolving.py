@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from openai_cpu_server import model_source
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.model_source import resolve
 
 
 def main() -> None:
@@ -20,14 +20,14 @@ def main() -> None:
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     function, name = sys.argv[1:]
     try:
-        found = getattr(model_source, function)
+        found = getattr(resolve, function)
         print(found(name) if function.endswith("_model") else _beside(found, name))  # noqa: T201
     except StartupError as error:
         sys.exit(f"ERROR {error}")
 
 
 def _beside(find: Callable[..., Path | None], name: str) -> Path | None:
-    found = model_source.model_to_serve(name)
+    found = resolve.model_to_serve(name)
     return find(found.path, "auto", found.hub)
 
 

@@ -47,7 +47,6 @@ class BatchPaths(msgspec.Struct, frozen=True):
         return self.output.with_name(self.output.name + ".jobs")
 
     def check(self, *, may_overwrite: bool) -> None:
-        """Check input and output. Raises StartupError."""
         if not self.input.is_file():
             raise StartupError(f"the file {self.input} does not exist")
         for path in (self.output, self.errors):
@@ -80,7 +79,6 @@ def checked_endpoint(path: Path, options: JobOptions) -> str:
 
 
 def file_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the content of the file. Raises StartupError."""
     try:
         with path.open("rb") as file:
             while part := file.read(PART_BYTES):
@@ -111,7 +109,7 @@ def _first_url(path: Path, max_line_bytes: int) -> str:
 
 @contextmanager
 def batch_bar(name: str) -> Iterator[Callable[[BatchRecord], None]]:
-    """Yield the function that shows a batch's progress: rows done and tokens generated."""
+    """Yield the function that shows the rows done and the tokens generated."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -134,7 +132,7 @@ def batch_bar(name: str) -> Iterator[Callable[[BatchRecord], None]]:
 
 
 async def found_or_begun(jobs: Jobs, paths: BatchPaths, options: JobOptions) -> BatchRecord:
-    """Return the batch of an interrupted run of the same input, or a new one. Raises StartupError."""
+    """Return the batch of an interrupted run of the same input, or a new one."""
     batches, _ = await jobs.batches.page(_OWNER, PageQuery(limit=1))
     if batches:
         await _check_same(jobs, batches[0], paths, options)
@@ -150,7 +148,7 @@ async def found_or_begun(jobs: Jobs, paths: BatchPaths, options: JobOptions) -> 
 async def run_to_end(
     jobs: Jobs, batch: BatchRecord, offline: OfflineModels, show: Callable[[BatchRecord], None]
 ) -> BatchRecord:
-    """Run the batch until it has ended. Raises StartupError if the engine fails; it can be resumed."""
+    """Run the batch until it has ended. If the engine fails, it can be resumed."""
     engine = asyncio.create_task(offline.fleet.run())
     rows = asyncio.create_task(jobs.run(offline.run_row))
     try:
@@ -203,7 +201,7 @@ async def _check_same(jobs: Jobs, batch: BatchRecord, paths: BatchPaths, options
 
 
 def batch(arguments: Sequence[str]) -> None:
-    """Run the command. Exits with 1 if rows have failed, 130 if interrupted. Raises StartupError."""
+    """Exit with 1 if rows have failed, 130 if interrupted."""
     parser = CommandParser(
         "batch",
         description="Run the requests of a JSONL file, in OpenAI's batch format, without a server. After an "

@@ -34,7 +34,7 @@ Ctrl-C        stops an answer'''
 
 
 def chat(arguments: Sequence[str]) -> None:
-    """Run the command. Exits with the server's status if it does not start. Raises StartupError."""
+    """Exit with the server's status if it does not start."""
     words, given_options = words_and_options(arguments)
     parser = CommandParser(
         "chat",
@@ -134,8 +134,8 @@ class TerminalConversation:
         self._messages = [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def ask(self, prompt: str) -> None:
-        """Write the answer while it comes. An interrupted answer stays in the conversation as far as it came.
-        Raises StartupError, KeyboardInterrupt."""
+        """Write the answer while it comes. An interrupted answer stays in the conversation as far as it
+        came."""
         messages = [*self._messages, {"role": "user", "content": prompt}]
         body = {**self._model, "messages": messages, "stream": True}
         answer = ""
@@ -178,7 +178,6 @@ class _Writer:
 
 
 def _talk(conversation: TerminalConversation) -> None:
-    """Read messages and commands until the end of input."""
     say("/? shows the commands, /bye leaves")
     with _line_history():
         while True:
@@ -218,7 +217,7 @@ def _command(conversation: TerminalConversation, line: str) -> None:
 
 
 def _read_message() -> str:
-    """Return a line, or the lines between triple quotes. Raises EOFError, KeyboardInterrupt."""
+    """Triple quotes enclose several lines."""
     line = input(">>> ")
     if not line.lstrip().startswith('"""'):
         return line

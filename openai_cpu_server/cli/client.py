@@ -18,7 +18,7 @@ _CONNECT_S = 10.0
 
 
 def add_server_options(parser: CommandParser, default: str | None) -> None:
-    """`default`: address without `--url`, or None if the command then does without a running server."""
+    """`default`: address without `--url`, or None if the command then needs no running server."""
     parser.add_argument(
         "--url",
         nargs="?",
@@ -30,7 +30,7 @@ def add_server_options(parser: CommandParser, default: str | None) -> None:
 
 
 class ServerClient:
-    """Client of one server. No proxy is used. Methods raise StartupError with one line."""
+    """Client of one server. No proxy is used."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         """`key`: None for that of the environment."""
@@ -52,7 +52,6 @@ class ServerClient:
             return json.load(response)
 
     def events(self, path: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
-        """Yield the events of a stream until its end."""
         with self._response("POST", path, body) as response:
             for line in response:
                 data = line.strip().removeprefix(b"data: ")

@@ -33,7 +33,7 @@ _REST = 60
 
 
 def grammar(arguments: Sequence[str]) -> None:
-    """Run the command. Exits with 1 if an instance does not fit. Raises StartupError."""
+    """Exit with 1 if an instance does not fit."""
     parser = CommandParser(
         "grammar",
         description="Print the grammar (llguidance's Lark) that a JSON Schema becomes, or check texts "
@@ -69,14 +69,14 @@ def grammar(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if [options.schema, *options.check].count(_STDIN) > 1:
         raise StartupError("only one of the files can be '-', standard input")
-    whitespace = Whitespace.FLEXIBLE if options.check else Options().whitespace
-    if options.json_whitespace:
-        whitespace = Whitespace(options.json_whitespace)
-    additional = Additional.OPEN if options.check else Additional.CLOSED
-    if options.json_additional:
-        additional = Additional(options.json_additional)
-    order = PropertyOrder(options.order)
-    source = _Source(options.schema, Options(whitespace=whitespace, order=order, additional=additional))
+    source = _Source(
+        options.schema,
+        Options(
+            whitespace=Whitespace(options.json_whitespace or ("flexible" if options.check else "compact")),
+            order=PropertyOrder(options.order),
+            additional=Additional(options.json_additional or ("open" if options.check else "closed")),
+        ),
+    )
     if not options.check:
         print(source.shown(), end="")
         return

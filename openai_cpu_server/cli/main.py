@@ -20,20 +20,21 @@ from openai_cpu_server.kernels.library import put_in_front
 from openai_cpu_server.reader.child import ReaderChild
 
 _HELP = ("-h", "--help", "help")
+_ROOM = "openai_cpu_server.cli"
 
 
 class _Command(NamedTuple):
     entry_point: str
-    """MODULE:FUNCTION, imported only when called; the function takes the arguments after the command."""
+    """MODULE:FUNCTION of this room, imported only when called; it takes the arguments after the command."""
     summary: str
     computes: bool = False
-    """True if it computes in this process, so that our kernels must precede its imports."""
+    """True if our kernels must precede its imports, because it computes in this process."""
     reads: bool = False
     """True if it takes a reader process, which starts while the rest is imported."""
 
 
 def load_command(arguments: Sequence[str]) -> Callable[[], None]:
-    """Import the command's function and bind it to its arguments. Both raise StartupError."""
+    """Import the command's function and bind it to its arguments."""
     first = arguments[0] if arguments else "serve"
     first = _SAME.get(first, first)
     if first == "help" and arguments[1:]:
@@ -69,7 +70,7 @@ def load_command(arguments: Sequence[str]) -> Callable[[], None]:
     if command.reads:  # the keys are read later; an ignored signal would stay ignored in child processes
         signal.signal(signal.SIGHUP, lambda number, frame: None)
     reader = ReaderChild() if command.reads and not is_help else None
-    run = functools.partial(pkgutil.resolve_name(command.entry_point), arguments)
+    run = functools.partial(pkgutil.resolve_name(f"{_ROOM}.{command.entry_point}"), arguments)
     return run if reader is None else functools.partial(run, reader)
 
 
@@ -85,37 +86,24 @@ _OF_RUNNING_SERVERS = {
     "stop": 'POST /api/generate with "keep_alive": 0',
 }
 _COMMANDS = {
-    "serve": _Command(
-        "openai_cpu_server.cli.serve:serve", "serve a GGUF model behind the OpenAI API", reads=True
-    ),
-    "run": _Command(
-        "openai_cpu_server.cli.run:serve_and_open", "serve a model and open its page in the browser"
-    ),
-    "chat": _Command("openai_cpu_server.cli.chat:chat", "talk to a model in the terminal"),
-    "batch": _Command("openai_cpu_server.cli.batch:batch", "run a JSONL file of requests without a server"),
-    "grammar": _Command(
-        "openai_cpu_server.cli.grammar:grammar",
-        "print the grammar of a JSON Schema, or check texts against it",
-    ),
+    "serve": _Command("serve:serve", "serve a GGUF model behind the OpenAI API", reads=True),
+    "run": _Command("run:serve_and_open", "serve a model and open its page in the browser"),
+    "chat": _Command("chat:chat", "talk to a model in the terminal"),
+    "batch": _Command("batch:batch", "run a JSONL file of requests without a server"),
+    "grammar": _Command("grammar:grammar", "print the grammar of a JSON Schema, or check texts against it"),
     "inspect": _Command(
-        "openai_cpu_server.cli.inspect.command:inspect",
-        "show what a model file contains and how it would run here",
-        computes=True,
+        "inspect.command:inspect", "show what a model file contains and how it would run here", computes=True
     ),
-    "key": _Command("openai_cpu_server.cli.key:key", "make an API key"),
-    "list": _Command("openai_cpu_server.cli.models:list_here", "list the models on this machine"),
-    "models": _Command(
-        "openai_cpu_server.cli.models:models", "list models by name, and whether they fit into memory"
-    ),
-    "ps": _Command("openai_cpu_server.cli.ps:ps", "list the models that a running server has in memory"),
-    "pull": _Command("openai_cpu_server.cli.pull:pull", "download models from the hub"),
-    "quantize": _Command("openai_cpu_server.cli.quantize:quantize", "write a smaller model file"),
-    "ray": _Command("openai_cpu_server.cli.ray:ray", "serve with replicas, on Ray Serve"),
-    "rm": _Command("openai_cpu_server.cli.pull:remove", "remove downloaded models"),
-    "tune": _Command(
-        "openai_cpu_server.cli.tune.command:tune", "measure the best settings for a model on this machine"
-    ),
-    "version": _Command("openai_cpu_server.cli.main:version", "print the version"),
+    "key": _Command("key:key", "make an API key"),
+    "list": _Command("models:list_here", "list the models on this machine"),
+    "models": _Command("models:models", "list models by name, and whether they fit into memory"),
+    "ps": _Command("ps:ps", "list the models that a running server has in memory"),
+    "pull": _Command("pull:pull", "download models from the hub"),
+    "quantize": _Command("quantize:quantize", "write a smaller model file"),
+    "ray": _Command("ray:ray", "serve with replicas, on Ray Serve"),
+    "rm": _Command("pull:remove", "remove downloaded models"),
+    "tune": _Command("tune.command:tune", "measure the best settings for a model on this machine"),
+    "version": _Command("main:version", "print the version"),
 }
 
 _EXIT_WRONG_START = 2

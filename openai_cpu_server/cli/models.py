@@ -84,7 +84,7 @@ def _show(listed: Sequence[ListedModel], as_json: bool, text: str) -> None:
 
 
 def listed_models(free_bytes: int) -> list[ListedModel]:
-    """Return named models first, then other downloads. `free_bytes`: free memory at a server's start."""
+    """Return named models first, then other downloads."""
     cached = hub.all_cached()
     named = {name: _in_cache(model.source, cached) for name, model in KNOWN_MODELS.items()}
     listed = [
@@ -114,7 +114,7 @@ def _in_cache(source: str | None, cached: Mapping[HubName, Path]) -> Path | None
 
 
 def _packaged(name: str) -> Path | None:
-    """Return the file in an installed package, without building one."""
+    """Build no package."""
     model = PACKAGED.get(name)
     with contextlib.suppress(StartupError):
         if isinstance(model, PackagedModel) and model.package.is_installed:

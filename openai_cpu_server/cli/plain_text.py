@@ -12,7 +12,7 @@ _COUNTS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
 
 
 def show(text: str) -> None:
-    """Print on standard output with a final line end. Ends the process if the reader is gone (`| head`)."""
+    """Print with a final line end. Ends the process if the reader is gone (`| head`)."""
     try:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
@@ -27,7 +27,7 @@ def say(text: str) -> None:
 
 
 def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Align cells in columns. `right`: right-aligned columns."""
+    """`right`: right-aligned columns."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     lines = (
         "  ".join(

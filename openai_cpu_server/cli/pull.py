@@ -19,9 +19,9 @@ from openai_cpu_server.config.command_line import CommandParser
 from openai_cpu_server.contract.pull import PullError, PullStep
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.model_source import hub_name, local_model, projector_of
 from openai_cpu_server.model_source.aliases import KNOWN_MODELS, without_tag
 from openai_cpu_server.model_source.lazy_hub import hub
+from openai_cpu_server.model_source.resolve import hub_name, local_model, projector_of
 
 if TYPE_CHECKING:
     from openai_cpu_server.model_source.hub import HubFile, HubModel
@@ -64,7 +64,7 @@ def pull(arguments: Sequence[str]) -> None:
 
 
 class _PullLog:
-    """Reports the progress of a pull. This class writes a log: a line for each tenth of a file."""
+    """Progress of a pull. This class writes a log: a line for each tenth of a file."""
 
     def __init__(self) -> None:
         self._tenths: dict[str, int] = {}

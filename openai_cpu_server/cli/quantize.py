@@ -63,7 +63,7 @@ from openai_cpu_server.llama.gguf.tensors import (
     tensor_type_named,
 )
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.model_source import local_model
+from openai_cpu_server.model_source.resolve import local_model
 
 _FAILED = 1
 _LIST = "list"
@@ -76,7 +76,7 @@ _SUFFIX = ".gguf"
 
 
 def quantize(arguments: Sequence[str]) -> None:
-    """Run the command. Exits with 1 if the work fails, 128 + signal if stopped. Raises StartupError."""
+    """Exit with 1 if the work fails, 128 + signal if stopped."""
     options = _parser().parse_args(arguments)
     if options.type == _LIST:
         rows = [("type", "bits of most weights", "")]
@@ -287,7 +287,7 @@ class QuantizeProcess:
 
 
 class StoppedBySignal(BaseException):
-    """Raised by a signal. Not an `Exception`, so that handlers of those let it pass."""
+    """Not an `Exception`, so that handlers of those let it pass."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -296,8 +296,8 @@ class StoppedBySignal(BaseException):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[Callable[[], None]]:
-    """Raise StoppedBySignal on a signal, until the yielded function is called. Ignored signals (`nohup`)
-    stay ignored, and so does a second one, because cleaning up takes no time."""
+    """Raise StoppedBySignal on a signal, until the yielded function is called. Ignored signals (`nohup`) stay
+    ignored, and so does a second one, because cleaning up takes no time."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     mine = [n for n, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
 
@@ -329,7 +329,6 @@ class OutputFiles:
         self.files = [self.path] if self._is_one else [self.path.with_name(name) for name in names]
 
     def check(self, sources: Sequence[Path], *, may_overwrite: bool) -> None:
-        """Check that the files can and may be written. Raises StartupError."""
         folder = self.path.parent
         if not folder.is_dir():
             raise StartupError(f"the folder {folder} does not exist")
@@ -344,7 +343,7 @@ class OutputFiles:
                 raise StartupError(f"{file} exists already: --force replaces it")
 
     def require_room(self, num_bytes: int) -> None:
-        """Check for space beside the old output, which stays until the end. Raises StartupError."""
+        """Count the old output, which stays until the end."""
         free = shutil.disk_usage(self.path.parent).free
         if free < num_bytes:
             raise StartupError(
@@ -354,7 +353,7 @@ class OutputFiles:
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
-        """Yield a new folder on the same file system. It is removed at the end with its content."""
+        """Yield a new folder on the same file system, which is removed at the end with its content."""
         name, parent = self.path.name, self.path.parent
         try:
             made = Path(tempfile.mkdtemp(dir=parent, prefix=f".{name[:80]}.", suffix=".part"))
@@ -371,7 +370,7 @@ class OutputFiles:
 
 
 class SourceModel(msgspec.Struct, frozen=True):
-    """Model to convert. All its parts exist and have their full length."""
+    """All its parts exist and have their full length."""
 
     path: Path
     files: list[Path]
@@ -379,7 +378,6 @@ class SourceModel(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, path: Path) -> SourceModel:
-        """Read the source. Raises StartupError."""
         header = GgufHeader(path)
         tensors = model_tensors(header)
         if not header.architecture or not tensors:
@@ -392,7 +390,7 @@ class Conversion(msgspec.Struct, frozen=True):
 
     source: SourceModel
     tensors: list[tuple[Tensor, TensorType]]
-    """Tensors with their new types, in the order of conversion."""
+    """With the new types, in the order of conversion."""
     fallbacks: tuple[TypeFallback, ...]
     needs_importance: bool
 
@@ -418,7 +416,7 @@ class Conversion(msgspec.Struct, frozen=True):
         return max(0, headers) + self.tensor_bytes + _PADDING * len(self.tensors)
 
     def require_possible(self, importance: Importance | None, *, allows_requantising: bool) -> None:
-        """Check for faults that llama.cpp would notice late, or crash with. Raises StartupError."""
+        """Check for faults that llama.cpp would notice late, or crash with."""
         if self.needs_importance:
             raise StartupError("this type needs an importance matrix: --imatrix FILE (of llama-imatrix)")
         for tensor, kind in self.tensors:
@@ -438,7 +436,7 @@ class Conversion(msgspec.Struct, frozen=True):
                 raise StartupError(f"{tensor.name} cannot be {kind.name} without an importance matrix")
 
     def require_made(self, files: Sequence[Path]) -> None:
-        """Check that the files are the whole output, because llama.cpp may not notice a full disk. Raises
+        """Check that the output is whole, because llama.cpp may not notice a full disk. Raises
         QuantizeFailed."""
         try:
             made = {each.name: each.type for file in files for each in file_tensors(GgufHeader(file))}
@@ -491,7 +489,7 @@ def quantize_bar(name: str, tensors: Sequence[tuple[str, int]]) -> Iterator[Call
 
 
 def _summary(conversion: Conversion, made_bytes: int) -> list[str]:
-    """Return lines, the last ones about tensors whose rows are not a multiple of a block."""
+    """The last lines are about tensors whose rows are not a multiple of a block."""
     source, fallbacks = conversion.source, conversion.fallbacks
     old_bits = 8 * sum(tensor.num_bytes for tensor in source.tensors)
     weights = max(1, sum(tensor.num_values for tensor in source.tensors))

@@ -1,4 +1,4 @@
-"""Process that quantises, because a native call can be stopped only by killing its process, and its messages.
+"""Process that quantises, because a native call can be stopped only by killing its process.
 
 On Ctrl-C the command kills it and removes its output. If the command is gone, standard input ends, and this
 process cleans up and exits.
@@ -49,7 +49,7 @@ class QuantizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: QuantizePlan | None = None
     tensor: int | None = None
-    """Number of the tensor that has begun: its position in the plan, from 1."""
+    """Position in the plan, from 1, of the tensor that has begun."""
     is_end: bool = False
     failure: str | None = None
 

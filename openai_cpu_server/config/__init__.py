@@ -1,7 +1,6 @@
 """Options of all commands, each defined once with its default and description.
 
 Commands read them at their start from the command line, the environment, secret files and a TOML file.
-`server` hands each part a narrow frozen record; nothing else sees `Settings`. An invalid value is rejected
-here, in one line that names the option and its source. `--help` and the manual are generated from these
-classes. Defaults that engines share stand in the contract's records.
+`server` hands each part a narrow frozen record. An invalid value is rejected here: StartupError with one line
+that names the option and its source. `--help` and the manual are generated from these classes.
 """

@@ -24,7 +24,7 @@ class AdapterSource(NamedTuple):
 
 class AdapterOption(NamedTuple):
     model: str | None
-    """Served name of the model, or None for the only one."""
+    """Served name, or None for the only model."""
     source: AdapterSource
 
 

@@ -34,7 +34,7 @@ class CommandParser(argparse.ArgumentParser):
 
     @property
     def options(self) -> list[str]:
-        """Names of options that the help shows."""
+        """Names that the help shows."""
         shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
         return [name for action in shown for name in action.option_strings]
 
@@ -74,7 +74,7 @@ class PeerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variables: dict[str, str]
 
     def advice(self, option: str) -> str:
-        """Return what to use in place of an option, or ""."""
+        """Advice in place of an option, or ""."""
         starts = (each for each in self.instead if each[-1] == "-" and f"{option}-".startswith(each))
         return self.instead.get(option) or self.instead.get(next(starts, ""), "")
 
@@ -122,6 +122,6 @@ def translated(arguments: Sequence[str]) -> list[str]:
 
 
 def words_and_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separate the words before the first option from the rest."""
+    """Separate the words before the first option."""
     words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
     return words, list(arguments[len(words) :])

@@ -15,7 +15,7 @@ _NAME = "openai-cpu-server"
 
 def user_cache_dir() -> Path:
     """Return the folder for data that can be recreated, or a private temporary folder for a user without a
-    home. Raises StartupError."""
+    home."""
     base = _base("XDG_CACHE_HOME", ".cache")
     if base is not None:
         return base / _NAME
@@ -26,7 +26,7 @@ def user_cache_dir() -> Path:
 
 
 def lasting_cache_dir() -> Path | None:
-    """Return the cache folder if it outlives the process, or None for a user without a home."""
+    """Return None for a user without a home, whose folder does not outlive the process."""
     return None if _base("XDG_CACHE_HOME", ".cache") is None else user_cache_dir()
 
 
@@ -56,8 +56,7 @@ def expanded_path(path: Path | str) -> Path:
 
 
 def require_utf8(path: Path | str, origin: str = "the name") -> None:
-    """Reject a path that is not valid UTF-8 or has a null character, because it can be passed to no other
-    process or client. Raises StartupError."""
+    """Reject a path that can be passed to no other process or client: not UTF-8, or with a null character."""
     if "\0" in str(path):
         raise StartupError(f"{origin} {str(path)!a} has a null character")
     try:
@@ -78,7 +77,7 @@ def _base(variable: str, below_home: str) -> Path | None:
 
 
 def foreign_settings() -> Mapping[str, str]:
-    """Return the environment, for settings of other programs such as Ray."""
+    """Environment with settings of other programs, such as Ray."""
     return os.environ
 
 

@@ -26,6 +26,7 @@ from openai_cpu_server.contract.request import (
     TOP_K,
     USAGE_PENALTY,
     Bounds,
+    Sampling,
     WholeBounds,
 )
 
@@ -101,18 +102,6 @@ def _tensor_place(text: str) -> str:
     return text
 
 
-SAMPLING_OPTIONS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repeat_penalty",
-    "repeat_last_n",
-    "presence_penalty",
-    "frequency_penalty",
-)
-
-
 def _sampling(bounds: Bounds | WholeBounds, description: str, *, after: str = ": ") -> Any:
     return Field(
         None, ge=bounds.least, le=bounds.most, description=f"default of requests{after}{description}"
@@ -132,7 +121,7 @@ _NO_DRAFT_FILE = ("auto", "own", "none")
 
 
 class ModelOptions(BaseModel):
-    """Options of a model. Those of the server are the defaults of all models."""
+    """Options of a model. The server's are the defaults of all models."""
 
     temperature: float | None = _sampling(
         TEMPERATURE, "unless the model has its own; 0: always the likeliest token; default: 1", after=", "
@@ -315,24 +304,22 @@ class ModelOptions(BaseModel):
 
     @model_validator(mode="after")
     def _has_one_source_of_defaults(self) -> ModelOptions:
-        named = [name for name in SAMPLING_OPTIONS if getattr(self, name) is not None]
-        if self.sampling_defaults == "openai" and named:
-            raise ValueError(
-                f"sampling_defaults is 'openai', which contradicts {named[0]!r}: drop one of them"
-            )
+        if self.sampling_defaults == "openai" and self.sampling:
+            named = next(iter(self.sampling))
+            raise ValueError(f"sampling_defaults is 'openai', which contradicts {named!r}: drop one of them")
         return self
 
     @property
     def sampling(self) -> dict[str, int | float]:
-        """Return the sampling parameters that are set, by the contract's names."""
-        found = {name: getattr(self, name) for name in SAMPLING_OPTIONS}
-        found = {name: value for name, value in found.items() if value is not None}
+        """Sampling parameters that are set, by the contract's names."""
+        values = fields_for(Sampling, self, of=ModelOptions)
+        found = {name: value for name, value in values.items() if value is not None}
         without_limit = {"top_k": 0, "repeat_last_n": COUNT.most}
         return {**found, **{name: most for name, most in without_limit.items() if found.get(name) == -1}}
 
     @property
     def engine_fields(self) -> dict[str, object]:
-        """Return the fields of `EngineOptions` that follow from these options alone."""
+        """Fields of `EngineOptions` that follow from these options alone."""
         return {
             **fields_for(EngineOptions, self, of=ModelOptions),
             "kv_tokens": self.ctx_size,
@@ -370,8 +357,7 @@ class ModelOptions(BaseModel):
 
 def fields_for(record: type[msgspec.Struct], options: BaseModel, *, of: type[BaseModel]) -> dict[str, Any]:
     """Return the options that a record has under the same names. `of`: class whose options are used."""
-    names = of.model_fields.keys() & set(record.__struct_fields__)
-    return {name: getattr(options, name) for name in names}
+    return {name: getattr(options, name) for name in of.model_fields if name in record.__struct_fields__}
 
 
 class ModelTable(ModelOptions, Table):

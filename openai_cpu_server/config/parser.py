@@ -61,13 +61,10 @@ _REPLACED = {
     "continuous_batching": "--experiment continuous_batching=off",
     "prefix_sharing": "--experiment prefix_sharing=off",
 }
-"""Removed options and their replacements."""
 _TABLES = ("dict_type", "model_type")
-"""Errors of values that are not tables."""
 
 
 def _in_words(message: str) -> str:
-    """Return pydantic's message without its own words."""
     message = message.removeprefix("Value error, ").partition(", unable to parse ")[0]
     return message.replace("Input should be ", "must be ", 1).replace("Field required", "is missing")
 
@@ -91,9 +88,8 @@ _MOST_PROBLEMS = 20
 def read_settings(
     arguments: Sequence[str], *, command: CommandParser | None = None, is_server: bool = True
 ) -> Settings:
-    """Read the settings. `command`: parser of the other options of a command that takes these too.
-    `is_server`: False to reject options of servers. Raises StartupError with one line that names the option
-    and its source."""
+    """`command`: parser of the other options of a command that takes these too. `is_server`: False to reject
+    options of servers."""
     arguments = sources.without_empty_values(translated(arguments))
     for name in () if is_server else sorted(OPTIONS_OF_SERVERS):
         if argument := sources.named_by(name, arguments):

@@ -46,7 +46,6 @@ from openai_cpu_server.config.routers import Bounded, Table
 from openai_cpu_server.config.sources import ENV_PREFIX, ConfigFile, EnvironmentVariables, SecretFiles
 from openai_cpu_server.contract.messages import AS_SERVED, BY_DEFAULT, EngineOptions, Experiment, Scheduling
 from openai_cpu_server.contract.model_info import Adapter
-from openai_cpu_server.contract.request import Priority
 
 Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
 _SWITCHES = {"on": True, "off": False}
@@ -535,7 +534,7 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
 
     @property
     def isolates_by_key(self) -> bool:
-        """Return True if requests of different API keys share no prompt cache."""
+        """True if requests of different API keys share no prompt cache."""
         if self.cache_isolation is not None:
             return self.cache_isolation == "key"
         return self.api_key is not None or self.api_keys is not None
@@ -577,17 +576,13 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
 
     @property
     def profile_dir(self) -> Path:
-        """Return a folder that engines may write to, which therefore holds no models or wheels."""
+        """Folder that engines may write to, which therefore holds no models or wheels."""
         return expanded_path(self.cache_dir) if self.cache_dir else user_cache_dir() / "measured"
 
     @property
     def traces_endpoint(self) -> str | None:
-        """Return the collector's URL, by default that of OpenTelemetry's own variable."""
+        """URL of the collector, by default that of OpenTelemetry's own variable."""
         return self.otel_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
-
-    @property
-    def priority(self) -> Priority:
-        return Priority[self.default_priority.upper()]
 
 
 def revealed(secret: SecretStr | None) -> str | None:
@@ -599,8 +594,8 @@ OPTIONS_OF_SERVERS = frozenset(
     for name, field in Settings.model_fields.items()
     if isinstance(field.json_schema_extra, dict) and OF_SERVERS in field.json_schema_extra
 )
-"""Options without meaning for commands without a server. In the environment or a shared file they are
-ignored there."""
+"""Options without meaning for commands without a server, which ignore them in the environment or a shared
+file."""
 
 
 OPTION_GROUPS = {

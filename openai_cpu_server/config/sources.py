@@ -1,8 +1,7 @@
 """Sources of options, and the treatment of empty values.
 
-An empty value counts as unset, because `${NAME}` of a missing variable leaves one. An empty value for an
-option that protects the server is an error: the server must not start without keys because a secret is
-missing.
+An empty value counts as unset, because `${NAME}` of a missing variable leaves one. For an option that
+protects the server it is an error: the server must not start without keys because a secret is missing.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from openai_cpu_server.errors import StartupError
 
 ENV_PREFIX = "OCS_"
 SECRETS_VARIABLE = "OCS_SECRETS_DIR"
-"""Names a folder of files that are options, each named like its environment variable. Docker and
-Kubernetes hand over secrets in this way, because anyone who may inspect a container sees its environment."""
+"""Names a folder of files that are options, each named like its environment variable. Docker and Kubernetes
+hand over secrets in this way, because anyone who may inspect a container sees its environment."""
 _GUARDS = {
     "api_key",
     "api_keys",
@@ -74,8 +73,6 @@ class EnvironmentVariables(_ByName, EnvSettingsSource): ...
 
 
 class SecretFiles(_ByName, SecretsSettingsSource):
-    """Folder of `OCS_SECRETS_DIR`. Raises StartupError if it is not a folder."""
-
     def __init__(self, settings: type[BaseSettings]) -> None:
         super().__init__(settings, secrets_dir=secrets_folder())
 
@@ -90,8 +87,6 @@ class SecretFiles(_ByName, SecretsSettingsSource):
 
 
 class ConfigFile(TomlConfigSettingsSource):
-    """TOML file. Raises StartupError that names it."""
-
     def __init__(self, settings: type[BaseSettings]) -> None:
         path = settings.model_config.get("toml_file")
         try:
@@ -129,7 +124,6 @@ def set_value(name: str, value: Any, origin: str) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts of tables and lists, with their names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)):
@@ -138,7 +132,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def without_empty_values(arguments: Sequence[str]) -> list[str]:
-    """Drop options with an empty value. Raises StartupError."""
     remaining: list[str] = []
     rest = list(arguments)
     while rest:
@@ -165,14 +158,13 @@ def option_source(name: str, arguments: Sequence[str], config: Path | None) -> s
 
 
 def named_by(name: str, arguments: Sequence[str]) -> str | None:
-    """Return the first argument that sets this option, without its value, or None. A switch has two names."""
+    """Return the first argument that sets this option, without its value. A switch has two names."""
     names = (option(name), option(f"no_{name}"))
     arguments = [argument.partition("=")[0] for argument in arguments]
     return next((argument for argument in arguments if argument in names), None)
 
 
 def secrets_folder() -> Path | None:
-    """Return the folder of secret files, or None. Raises StartupError if it is not a folder."""
     folder = set_value("secrets_dir", os.environ.get(SECRETS_VARIABLE), SECRETS_VARIABLE)
     if folder is not None and not Path(folder).is_dir():
         raise StartupError(f"{SECRETS_VARIABLE}: the folder {folder} does not exist")
@@ -181,7 +173,7 @@ def secrets_folder() -> Path | None:
 
 def require_known(options: Collection[str]) -> None:
     """Reject unknown `OCS_` variables and secret files, because a misspelt key would leave the server
-    open. Raises StartupError."""
+    open."""
     files = [path.name for path in folder.iterdir()] if (folder := secrets_folder()) is not None else []
     names = {name.upper() for name in options} | _OF_SCRIPTS
     guards = {name.upper() for name in _GUARDS}

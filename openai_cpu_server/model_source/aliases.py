@@ -17,19 +17,19 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gigabytes: float
     kind: ModelKind = ModelKind.GENERATES
     cell_bytes: int | None = None
-    """KV bytes per token in f16, an upper bound where windows have other heads. None if unknown."""
+    """KV bytes per token in f16, an upper bound where windows have other heads."""
     state_mib: float = 0
     """State of a sequence of any length, over all layers that keep one instead of cells."""
     tools: str | None = None
-    """Format of tool calls, or None if there is none or it is unknown."""
+    """Format of tool calls, if it is known."""
     thoughts: str | None = None
-    """Format of thoughts, or None if there is none or it is unknown."""
+    """Format of thoughts, if it is known."""
     sampling: Mapping[str, int | float] = {}
     """Recommendation of the model's makers, by the contract's names. Its source stands in a comment."""
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Words of its files' names, which are those of the repository if the alias names no file."""
+        """Words of its files' names, or of the repository's if the alias names no file."""
         if self.source is None:
             return ()
         name = parse_hub_name(self.source)
@@ -43,7 +43,7 @@ ALIASES = {alias: model.source for alias, model in KNOWN_MODELS.items() if model
 
 
 def recommended_sampling(path: Path) -> Mapping[str, int | float]:
-    """Return what the makers of a well-known model recommend, which its file's name identifies in any
+    """Return what the model's makers recommend. The file's name identifies a well-known model in any
     quantisation."""
     found = name_words(path.name)
     return next((model.sampling for model in KNOWN_MODELS.values() if model.words == found), {})

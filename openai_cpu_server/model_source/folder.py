@@ -1,5 +1,5 @@
-"""Models of `--models-dir`. A new or changed file is read once it has settled, because it may still be
-being copied."""
+"""Models of `--models-dir`. A new or changed file is read once it has settled, because it may still be being
+copied."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _stem(name: str) -> str:
 
 
 def _facts(path: Path) -> FolderFacts | str | None:
-    """Facts of a model, None for adapters, projectors and drafting files, or a text for a damaged file."""
+    """Return None for adapters, projectors and drafting files, or a text for a damaged file."""
     try:
         header = GgufHeader(path)
         is_model = header.get_str("general.type") in (None, _MODEL)

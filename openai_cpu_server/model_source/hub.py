@@ -116,20 +116,20 @@ def cache_folder() -> Path:
 
 
 def fetch_model(name: HubName) -> Path:
-    """Return the model's (first) file, downloaded if needed. Raises StartupError."""
+    """Return the model's (first) file, downloaded if needed."""
     with _one_line_errors(name):
         return _fetch(name)
 
 
 def fetch_projector(name: HubName) -> Path | None:
-    """Return the projector, or None if the repository has none. Raises StartupError."""
+    """Return None if the repository has no projector."""
     with _one_line_errors(HubName(repo=name.repo), what="a projector"):
         file = preferred_projector(_files_of_kind(name.repo, projectors))
         return None if file is None else _fetch(HubName(repo=name.repo, file=file))
 
 
 def fetch_head(name: HubName) -> Path | None:
-    """Return a file with a prediction head, or None if the repository has none. Raises StartupError."""
+    """Return None if the repository has no file with a prediction head."""
     with _one_line_errors(HubName(repo=name.repo), what="a prediction head"):
         file = preferred_head(_files_of_kind(name.repo, heads))
         return None if file is None else _fetch(HubName(repo=name.repo, file=file))
@@ -149,7 +149,7 @@ class HubModel(msgspec.Struct, frozen=True):
 
 
 def ask_hub(name: HubName) -> HubModel:
-    """Describe a download. Raises StartupError."""
+    """Describe a download."""
     with _one_line_errors(name):
         chosen = model_parts(name.file or _choose(name))
         projector = preferred_projector(projectors(_all_file_names(name.repo)))
@@ -160,8 +160,8 @@ def ask_hub(name: HubName) -> HubModel:
 
 
 def bring(model: HubModel, on_progress: Callable[[HubFile, int], None], *, keep_free: int = 0) -> Path:
-    """Download missing files and return the first. Raises StartupError. `on_progress` gets the bytes so
-    far; `keep_free` stay free on the disk."""
+    """Download missing files and return the first. `on_progress` gets the bytes so far; `keep_free` stay free
+    on the disk."""
     with _one_line_errors(model.name):
         require_space(model.name.repo, model.all_files, keep_free=keep_free)
         paths = []
@@ -174,7 +174,7 @@ def bring(model: HubModel, on_progress: Callable[[HubFile, int], None], *, keep_
 
 def remove_cached(name: HubName) -> int:
     """Remove a cached model and partial downloads, and with the last model the projector and files that
-    draft. Return the freed bytes. Raises StartupError, also if a server uses it."""
+    draft. Return the freed bytes."""
     with _one_line_errors(name):
         files = _cached_files().get(name.repo, [])
         chosen = name.file or preferred(named_models(files), name.quant)
@@ -207,7 +207,7 @@ def _one_line_errors(name: HubName, what: str = "a model") -> Iterator[None]:
 
 
 def find_cached(name: HubName) -> Path:
-    """Return the model's (first) file without asking the hub. Raises StartupError if it is not cached."""
+    """Return the model's (first) file without asking the hub."""
     try:
         file = name.file or preferred(named_models(_cached_files().get(name.repo, [])), name.quant)
         first = _all_cached(name.repo, model_parts(file)) if file else None
@@ -273,8 +273,7 @@ def _choose(name: HubName) -> str:
 def _files_of_kind(
     repo: str, kind: Callable[[Iterable[str]], list[str]], quant: str | None = None
 ) -> list[str]:
-    """Select from the repository's files, or from the cached ones if the hub does not answer and they
-    suffice."""
+    """Fall back to the cached files if the hub does not answer and they suffice."""
     try:
         return kind(_all_file_names(repo))
     except Exception:
@@ -364,7 +363,6 @@ def repo_folder(repo: str) -> Path:
 
 
 def require_space(repo: str, files: Iterable[HubFile], *, keep_free: int = 0) -> None:
-    """Check the disk. Raises StartupError with the arithmetic."""
     missing = sum(file.missing_bytes for file in files)
     cache = Path(HF_HUB_CACHE)
     folder = next(folder for folder in (cache, *cache.parents) if folder.exists())
@@ -382,8 +380,7 @@ def in_gb(num_bytes: int) -> str:
 
 
 def _download(file: HubFile, progress: Progress | None = None) -> Path:
-    """A second process waits. Raises StartupError for damage, and what the hub's library raises. `progress`:
-    None shows a bar."""
+    """A second process waits. Raises what the hub's library raises too. `progress`: None shows a bar."""
     if not file.is_here and file.size <= MAX_HTTP_DOWNLOAD_SIZE:  # larger ones come in another way
         file.blob.parent.mkdir(parents=True, exist_ok=True)
         with _locked_partial(file) as partial_file:
@@ -467,8 +464,7 @@ def _check(file: HubFile) -> None:
 
 
 def _remove_files(folder: Path, names: set[str]) -> int:
-    """Remove files of all revisions and unreferenced content, and return the freed bytes. Raises StartupError
-    if they are in use."""
+    """Remove files of all revisions and unreferenced content, and return the freed bytes."""
     snapshots = folder / "snapshots"
     links = [
         link

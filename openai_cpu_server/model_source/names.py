@@ -26,8 +26,8 @@ _BRANCH = "main"
 
 
 def hub_page(text: str, hosts: Sequence[str] = HUB_HOSTS) -> str | None:
-    """Return the name of the repository or file that a page of the hub shows, or None for other texts.
-    `hosts`: hosts of the hub. Raises StartupError for an address that is not such a page."""
+    """Return the name of the repository or file that a page of the hub shows, or None for other texts. Raises
+    StartupError for an address that is not such a page."""
     is_address = text.startswith(("https://", "http://"))
     page = _PAGE.fullmatch(text)
     if page is None or page["host"] not in hosts or page["repo"].startswith(("datasets/", "spaces/")):
@@ -44,7 +44,7 @@ def hub_page(text: str, hosts: Sequence[str] = HUB_HOSTS) -> str | None:
 class HubName(msgspec.Struct, frozen=True, kw_only=True):
     repo: str
     file: str | None = None
-    """Best of the repository if None."""
+    """Absent for the best of the repository."""
     quant: str | None = None
 
     def __str__(self) -> str:
@@ -53,7 +53,6 @@ class HubName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_hub_name(text: str) -> HubName:
-    """Parse a name. Raises StartupError."""
     match = _NAME.fullmatch(text)
     if match is None or not (match["file"] is None or is_file_name(match["file"])):
         raise StartupError(f"{text!r} is not hf:OWNER/REPO, hf:OWNER/REPO/FILE or hf:OWNER/REPO:QUANT")
@@ -142,7 +141,6 @@ def drafting_files(names: Iterable[str]) -> list[str]:
 
 
 def heads(names: Iterable[str]) -> list[str]:
-    """Return files of prediction heads, by their names."""
     return [name for name in drafting_files(names) if name.lower().rpartition("/")[2].startswith("mtp")]
 
 

@@ -42,7 +42,6 @@ class Package(msgspec.Struct, frozen=True):
         return self._location() is not None and all(part.is_installed for part in self.part_packages)
 
     def folder(self) -> Path:
-        """Find the package. Raises StartupError."""
         folder = self._location()
         if folder is None:
             raise StartupError(f"the package {self.name} is not installed (to install it: {self._command()})")
@@ -74,8 +73,7 @@ class NotConvertible(ValueError): ...
 
 
 _DAMAGES = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError)
-"""Beside OSError. RuntimeError is for encryption or an unknown method, ValueError for bad names and
-NotConvertible."""
+"""RuntimeError is for encryption or an unknown method, ValueError for bad names and NotConvertible."""
 
 
 class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +83,7 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     cache: Path = msgspec.field(default_factory=user_cache_dir)
 
     def path(self) -> Path:
-        """Make the file at the first call. Raises StartupError."""
+        """Make the file at the first call."""
         archive = self.package.folder() / self.archive
         try:
             with zipfile.ZipFile(archive) as opened:
@@ -118,7 +116,7 @@ class JoinedModel(msgspec.Struct, frozen=True, kw_only=True):
     cache: Path = msgspec.field(default_factory=user_cache_dir)
 
     def path(self) -> Path:
-        """Make the file at the first call. Raises StartupError."""
+        """Make the file at the first call."""
         files = [
             part.folder() / self.file.format(number) for number, part in enumerate(self.package.part_packages)
         ]
@@ -188,7 +186,6 @@ class PackagedModel(msgspec.Struct, frozen=True, kw_only=True):
     file: str
 
     def path(self) -> Path:
-        """Check the file. Raises StartupError."""
         path = self.package.folder() / self.file
         try:
             model_tensors(GgufHeader(path))

@@ -60,7 +60,7 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
     cache: Path = msgspec.field(default_factory=user_cache_dir)
 
     def path(self) -> Path:
-        """Find or make the model. Raises StartupError."""
+        """Find or make the model."""
         for model in self.models:
             if model.is_file():
                 return model
@@ -108,7 +108,7 @@ class FoundModel(msgspec.Struct, frozen=True):
 
 
 def model_to_serve(name: str | None) -> FoundModel:
-    """Find a model, or the default for None. Raises StartupError."""
+    """Find a model, or the default for None."""
     if name is not None:
         name = _standard_name(name)
         path = resolve_model(name)
@@ -124,13 +124,12 @@ def model_to_serve(name: str | None) -> FoundModel:
 
 
 def _standard_name(name: str) -> str:
-    """Replace a page of the hub, or one of Ollama's tags, by our name for it. Raises StartupError."""
+    """Replace a page of the hub, or one of Ollama's tags, by our name for it."""
     endpoint = urlsplit(foreign_settings().get("HF_ENDPOINT", "")).netloc
     return hub_page(name, [*HUB_HOSTS, *filter(None, [endpoint])]) or without_tag(name)
 
 
 def hub_name(name: str) -> HubName | None:
-    """Return the name on the hub, if any. Raises StartupError."""
     name = _standard_name(name)
     if name.startswith(PREFIX):
         return parse_hub_name(name)
@@ -139,13 +138,13 @@ def hub_name(name: str) -> HubName | None:
 
 
 def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
-    """Return the GGUF file, downloaded if needed. Raises StartupError. `demo` and aliases precede files of
-    the same name (write `./demo`), and `hf:` precedes everything."""
+    """Return the GGUF file, downloaded if needed. `demo` and aliases precede files of the same name (write
+    `./demo`), and `hf:` precedes everything."""
     return _resolved(name, demo or DemoFiles(), downloads=True)
 
 
 def local_model(name: str) -> Path:
-    """Return the GGUF file without downloading. Raises StartupError."""
+    """Return the GGUF file without downloading."""
     return _resolved(name, DemoFiles(), downloads=False)
 
 
@@ -238,9 +237,8 @@ def _only_model(folder: Path) -> Path:
 def projector_of(
     model: Path, source: str, on_hub: HubName | None = None, *, find: Callable[[str], Path] = resolve_model
 ) -> Path | None:
-    """Return a projector, downloaded if needed, or None for text only. Raises StartupError for a named one
-    that is missing or unsupported. `source`: `off`, a name, or `auto` for one whose rows have the model's
-    width, beside the model or else in its repository."""
+    """Return a projector, downloaded if needed, or None for text only. `source`: `off`, a name, or `auto` for
+    one whose rows have the model's width, beside the model or else in its repository."""
     if source == "off":
         return None
     if source != "auto":
@@ -277,8 +275,8 @@ def _takes_media() -> bool:
 
 
 def projector_beside(model: Path) -> Path | None:
-    """Return the best stored projector that fits. Beside other models its name must not have words that
-    the model's lacks, because many have the same width."""
+    """Return the best stored projector that fits. Beside other models its name must not have words that the
+    model's lacks, because many have the same width."""
     beside = {path.name: path for path in model.parent.glob("*.gguf") if path.is_file()}
     fitting = _fitting(model, [beside[name] for name in _belonging(model, projectors(beside), beside)])
     chosen = preferred_projector([path.name for path in fitting])
@@ -286,7 +284,7 @@ def projector_beside(model: Path) -> Path | None:
 
 
 def _belonging(model: Path, found: Sequence[str], beside: Mapping[str, Path]) -> list[str]:
-    """Return those whose names have no words that the model's lacks, if there are other models beside it."""
+    """Beside other models, return those whose names have no words that the model's lacks."""
     models = [name for name in whole_models(beside) if not _only_drafts(beside[name])]
     if len({name_words(name) for name in models}) <= 1:
         return list(found)
@@ -309,8 +307,8 @@ def drafting_file(
     model: Path, source: str, on_hub: HubName | None = None, *, find: Callable[[str], Path] = resolve_model
 ) -> Path | None:
     """Return the file of the model or the head that drafts, downloaded if needed, or None for none beside the
-    model's own. Raises StartupError for a named one that is missing. `source`: `none`, a name, or `auto` or
-    `own` for a head that fits, beside the model or else in its repository."""
+    model's own. `source`: `none`, a name, or `auto` or `own` for a head that fits, beside the model or else
+    in its repository."""
     if source == "none":
         return None
     if source not in ("auto", "own"):
@@ -342,7 +340,7 @@ def _drafts_for(path: Path, model: GgufHeader) -> bool:
 
 
 def _fitting(model: Path, found: Sequence[Path]) -> list[Path]:
-    """Return the projectors whose rows have the model's width."""
+    """The projectors' rows have the model's width."""
     header = _readable(lambda: GgufHeader(model)) if found else None
     if header is None:
         return []
@@ -386,15 +384,15 @@ class AdapterFiles:
         return (self._folder.resolve(), hub.cache_folder())
 
     def of_operator(self, source: AdapterSource) -> Adapter:
-        """Load an adapter from any path. Raises StartupError."""
+        """Load an adapter from any path."""
         try:
             return _adapter(source, resolve_model(source.path))
         except AdapterFailed as error:
             raise StartupError(str(error)) from None
 
     def of_client(self, source: AdapterSource) -> Adapter:
-        """Load an adapter. Raises AdapterNotAllowed, AdapterFailed. Paths outside of the folder get one
-        message, whether the file exists or not, so that clients learn nothing about this machine."""
+        """Paths outside of the folder get one message, whether the file exists or not, so that clients learn
+        nothing about this machine. Raises AdapterNotAllowed, AdapterFailed."""
         if self._folder is None:
             raise AdapterNotAllowed(
                 "This server loads no adapters over the API; start it with --adapter-dir DIR."

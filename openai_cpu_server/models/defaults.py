@@ -12,7 +12,7 @@ from openai_cpu_server.contract.request import Sampling
 SamplingValues = Mapping[str, Union[int, float]]
 """Sampling parameters by the contract's names. `top_k` is 0 for all tokens."""
 CUT_TAIL: SamplingValues = {"min_p": 0.05}
-"""Last step. Tokens below a twentieth of the likeliest one's probability are a small model's noise."""
+"""Last step: tokens below a twentieth of the likeliest one's probability are a small model's noise."""
 MOST_TOKENS = 4096
 """Default output limit: some 3,000 words. At 12 tokens a second it ends within the 600 s of common SDKs."""
 MOST_TOKENS_WITH_REASONING = 16_384
@@ -27,7 +27,7 @@ class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of a choice, or None for the rest of the context."""
 
     def over(self, family: SamplingValues | None) -> SamplingValues:
-        """Return all values. `family`: those that an API's clients rely on, or None for the last step."""
+        """`family`: values that an API's clients rely on, or None for the last step."""
         if family is None:
             family = {} if self.is_bare else CUT_TAIL
         return {**family, **self.values}

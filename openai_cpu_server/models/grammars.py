@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar, Union
+from typing import Generic, TypeVar, Union
 
 import msgspec
 
@@ -31,12 +31,7 @@ from openai_cpu_server.errors import InvalidRequest
 V = TypeVar("V")
 
 _ENTRY_BYTES = 500
-"""Overhead of an entry: its key, mostly a digest, and its place in the table."""
-
-
-class _Entry(NamedTuple, Generic[V]):
-    value: V
-    num_bytes: int
+"""A key, mostly a digest, and its place in the table."""
 
 
 class LruCache(Generic[V]):
@@ -45,7 +40,8 @@ class LruCache(Generic[V]):
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Hashable, _Entry[V]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
+        """Values with their bytes, the least recently used one first."""
         self._num_bytes = 0
         self._being_made: dict[Hashable, Future[V]] = {}
 
@@ -54,28 +50,18 @@ class LruCache(Generic[V]):
 
     def get(self, key: Hashable) -> V | None:
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
-            self._entries.move_to_end(key)
-            return entry.value
+            return self._used(key)
 
     def get_or_make(self, key: Hashable, make: Callable[[], V], num_bytes: Callable[[V], int]) -> V:
-        """Return the value, or make it once while other threads wait. They receive the exceptions of
-        `make` too."""
+        """Make a missing value once while other threads wait. They receive the exceptions of `make` too."""
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._entries.move_to_end(key)
-                return entry.value
+            if (value := self._used(key)) is not None:
+                return value
             others = self._being_made.get(key)
             if others is None:
                 mine = self._being_made[key] = Future[V]()
-        return self._made(key, mine, make, num_bytes) if others is None else others.result()
-
-    def _made(
-        self, key: Hashable, mine: Future[V], make: Callable[[], V], num_bytes: Callable[[V], int]
-    ) -> V:
+        if others is not None:
+            return others.result()
         try:
             value = make()
             self.put(key, value, num_bytes(value))
@@ -89,37 +75,41 @@ class LruCache(Generic[V]):
         return value
 
     def put(self, key: Hashable, value: V, num_bytes: int) -> None:
-        """`num_bytes`: size of the value. A value above the cache's limit is not kept."""
-        entry = _Entry(value, num_bytes + _ENTRY_BYTES)
+        """A value above the cache's limit is not stored."""
+        num_bytes += _ENTRY_BYTES
         with self._lock:
             self._remove(key)
-            if entry.num_bytes > self._max_bytes:
+            if num_bytes > self._max_bytes:
                 return
-            self._entries[key] = entry
-            self._num_bytes += entry.num_bytes
+            self._entries[key] = value, num_bytes
+            self._num_bytes += num_bytes
             while self._num_bytes > self._max_bytes:
                 self._remove(next(iter(self._entries)))
 
+    def _used(self, key: Hashable) -> V | None:
+        if key not in self._entries:
+            return None
+        self._entries.move_to_end(key)
+        return self._entries[key][0]
+
     def _remove(self, key: Hashable) -> None:
-        if (entry := self._entries.pop(key, None)) is not None:
-            self._num_bytes -= entry.num_bytes
+        _, num_bytes = self._entries.pop(key, (None, 0))
+        self._num_bytes -= num_bytes
 
 
 _REMEMBERED_BYTES = 16 * 2**20
 """Room for thousands of ordinary grammars, or some of the largest that `Limits` permits."""
 _LONGEST = 200_000
-"""Limit of characters of a client's grammar."""
 
 
 class CheckedGrammar(msgspec.Struct, frozen=True):
     lark: str
-    """Text for an engine."""
     rules: bytes
-    """Serialized rules, for grammars that include it."""
+    """Serialized, for grammars that include it."""
     unenforced: tuple[str, ...] = ()
     """Paths of schema keywords that are not enforced, such as `response_format...properties.a.pattern`."""
     is_json: bool = False
-    """True if it accepts only JSON, whose first character differs from the marker of a tool call."""
+    """True if each text is JSON, whose first character differs from the marker of a tool call."""
     share: float = 0.0
     """Cost as a share of the limit for one schema. It counts each time, cached or not."""
     is_raw: bool = False
@@ -127,8 +117,8 @@ class CheckedGrammar(msgspec.Struct, frozen=True):
 
 
 class GrammarMark:
-    """Mark in a folder that clients of a model use grammars, so that the next server prepares for them while
-    the model loads."""
+    """Mark in a folder that clients of a model use grammars. The next server prepares for them while the
+    model loads."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         digest = hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:16]
@@ -144,7 +134,7 @@ class GrammarMark:
 
 
 class ModelGrammars:
-    """Grammars for one model. Thread-safe. `param` is the field that an error names."""
+    """Grammars for one model. Thread-safe. `param`: field that an error names."""
 
     def __init__(
         self,
@@ -156,7 +146,7 @@ class ModelGrammars:
         remembered_bytes: int = _REMEMBERED_BYTES,
     ) -> None:
         """`is_flexible`: JSON may have whitespace between its tokens. `is_open`: objects may have undeclared
-        properties where their schema does not mention them."""
+        properties."""
         self.is_flexible = is_flexible
         self._order = partial(GrammarOrder, is_flexible=is_flexible, is_open=is_open)
         self._make = make
@@ -164,8 +154,7 @@ class ModelGrammars:
         self._cache: LruCache[Union[MadeGrammar, RefusedGrammar]] = LruCache(remembered_bytes)
 
     def prepare(self) -> None:
-        """Make a grammar even if it is cached, so that the process that makes it has read the vocabulary.
-        Raises what the maker raises."""
+        """Make a grammar even if it is cached, so that the process that makes it has read the vocabulary."""
         order = self._order(source=GrammarSource.ANY_OBJECT)
         made = self._make(order)
         self._cache.put(_digest(order), made, _num_bytes(made))
@@ -179,8 +168,8 @@ class ModelGrammars:
         pointer: str = "",
         values: ValueSpelling = JSON_VALUES,
     ) -> CheckedGrammar:
-        """Compile a schema. Unless `strict`, keywords that cannot be enforced are left out and named.
-        `pointer`: place in the schema whose values are wanted. Raises InvalidRequest."""
+        """Unless `strict`, name the keywords that cannot be enforced. `pointer`: place in the schema whose
+        values are wanted."""
         order = self._order(
             source=GrammarSource.SCHEMA,
             text=json.dumps(schema),
@@ -209,8 +198,7 @@ class ModelGrammars:
         return self._plain(GrammarSource.GBNF, param, gbnf)
 
     def of_tool_text(self, source: GrammarSource, text: str, param: str, *, text_end: str) -> CheckedGrammar:
-        """Compile a client's Lark or regular expression for a tool's text. `text_end`: mark before which
-        the text may stand raw, or "" for a JSON string."""
+        """`text_end`: mark before which the text may stand raw, or "" for a JSON string."""
         made = self._made(param, self._order(source=source, text=text, text_end=text_end))
         return CheckedGrammar(made.lark, made.rules, share=made.share, is_raw=made.is_raw)
 
@@ -219,7 +207,7 @@ class ModelGrammars:
         return self._made(param, self._order(source=GrammarSource.PARTS, text=root, parts=parts)).lark
 
     def of_parts(self, root: str, parts: Mapping[str, CheckedGrammar], param: str) -> CheckedGrammar:
-        """Combine parts as `composed` does, with the keywords that they do not enforce."""
+        """Combine as `composed`, with the keywords that the parts do not enforce."""
         rules = {name: part.rules for name, part in parts.items()}
         made = self._made(param, self._order(source=GrammarSource.PARTS, text=root, parts=rules))
         left_out = tuple(path for part in parts.values() for path in part.unenforced)

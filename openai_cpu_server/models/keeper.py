@@ -21,13 +21,11 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     """Estimated memory of a loaded model, in bytes."""
 
     weights: int
-    """Files of the model and its draft model."""
+    """Model and draft model together, as for the cells."""
     cells: int
-    """KV caches of both."""
     buffers: int
     """Compute buffers and the process itself."""
     cache: int = 0
-    """Limit of its prefix cache."""
 
     @property
     def total(self) -> int:
@@ -41,25 +39,19 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResidentModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is loaded or loading."""
-
     name: str
     num_bytes: int
     last_use_s: float
     is_evictable: bool
-    """True if it is not pinned and has no requests."""
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Limit of memory for all models together."""
-
     limit_bytes: int
     option: str = "--memory"
-    """Option that sets the limit."""
 
     def why_never(self, name: str, need: MemoryNeed, pinned: Iterable[ResidentModel]) -> str | None:
-        """Return the arithmetic if the model cannot be loaded even alone beside the pinned ones, or None."""
+        """Return the arithmetic if the model does not fit even alone beside the pinned ones, or None."""
         stay = [one for one in pinned if one.name != name]
         left = self.limit_bytes - sum(one.num_bytes for one in stay)
         if need.total <= left:
@@ -71,8 +63,8 @@ class MemoryBudget:
         )
 
     def to_unload(self, num_bytes: int, residents: Sequence[ResidentModel]) -> tuple[int, ...] | None:
-        """Return the indices of models to unload for so many bytes, least recently used first and none
-        unnecessarily. None if unloading all idle models is not enough."""
+        """Return the indices of models to unload, least recently used first and none unnecessarily. None if
+        unloading all idle models is not enough."""
         missing = num_bytes + sum(one.num_bytes for one in residents) - self.limit_bytes
         chosen: list[int] = []
         for index in sorted(range(len(residents)), key=lambda index: residents[index].last_use_s):
@@ -116,15 +108,12 @@ class LoadObserver(Protocol):
 
 
 class UnloadableEngine(Protocol):
-    """Engine whose process can be stopped and started again."""
-
     @property
     def process_state(self) -> EngineState:
-        """State of the process, also while the server drains and waiting requests are still served."""
+        """State of the process, also while the server drains."""
 
     @property
-    def is_at_work(self) -> bool:
-        """True if its process has requests."""
+    def is_at_work(self) -> bool: ...
 
     @property
     def has_requests(self) -> bool:
@@ -135,7 +124,7 @@ class UnloadableEngine(Protocol):
 
     @property
     def failed_s(self) -> float | None:
-        """Time of its failure on the keeper's clock, or None."""
+        """Time of its failure on the keeper's clock."""
 
     def status(self) -> EngineStatus: ...
 
@@ -160,15 +149,15 @@ class KeeperEntry:
     """Idle time after which it is unloaded, or None for never."""
     is_pinned: bool
     limit_bytes: int | None = None
-    """Memory limit of this model, or None for that of the budget."""
+    """Memory limit of this model, or None for the budget's."""
     wanted_s: float | None = None
     """Time since which it waits to be loaded, or None."""
     is_held_back: bool = False
-    """True if it finishes its requests and is then unloaded for another model."""
+    """True if it finishes its requests and then makes room for another model."""
     is_replaced: bool = False
     """True if another model has its name, and it is unloaded after its last request."""
     reloads_itself: bool = False
-    """True for the only model, which is reloaded after a failure without waiting for a request."""
+    """True for the only model, which is reloaded after a failure without a request."""
     num_tries: int = 0
     """Consecutive loads after failures."""
     last_try_s: float = float("-inf")
@@ -201,7 +190,7 @@ class ModelKeeper:
     """Loads and unloads models. All methods belong to one event loop's thread.
 
     Only `run` starts loads and unloads, one decision after another, so that no decision is based on a
-    changing state. Loads themselves run concurrently.
+    changing state. Loads run concurrently.
     """
 
     def __init__(
@@ -247,7 +236,6 @@ class ModelKeeper:
         return self._to_unload(model) is not None
 
     def may_retry(self, model: KeeperEntry) -> bool:
-        """Return True if it failed long enough ago for another try."""
         failed_s, now_s = model.engine.failed_s, self._clock()
         wait_s = min(RETRY_S * 2.0 ** model.tries(now_s), _LONGEST_RETRY_S)
         return failed_s is not None and now_s - failed_s >= wait_s
@@ -263,7 +251,7 @@ class ModelKeeper:
         self._want(model)
 
     async def load(self, model: KeeperEntry) -> None:
-        """Load the model and wait for it. Raises ModelTooLarge, ModelNotLoaded."""
+        """Load the model and wait. Raises ModelTooLarge, ModelNotLoaded."""
         self.require_room(model)
         if not model.is_in_memory:
             self._want(model)
@@ -275,7 +263,7 @@ class ModelKeeper:
             )
 
     async def unload(self, model: KeeperEntry) -> None:
-        """Unload the model and wait for its process to end. Raises ModelInUse while it has requests."""
+        """Wait for the process to end. Raises ModelInUse while the model has requests."""
         async with self._turn:
             if not model.is_in_memory:
                 return
@@ -285,7 +273,6 @@ class ModelKeeper:
             await self._sleep(model, "asked")
 
     async def run(self) -> None:
-        """Load and unload models until cancelled."""
         try:
             while True:
                 async with self._turn:
@@ -358,7 +345,6 @@ class ModelKeeper:
         return None if chosen is None else [residents[index] for index in chosen]
 
     def _hold_one_back(self, model: KeeperEntry) -> None:
-        """Hold back the least recently used busy model after `patience_s`."""
         assert model.wanted_s is not None
         busy = [
             one

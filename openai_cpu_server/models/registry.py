@@ -44,18 +44,15 @@ class PresetMessage(msgspec.Struct, frozen=True):
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """Defaults for requests that use a derived name."""
-
     base: str
     """Name of the underlying model, never another derived name."""
     system: str = ""
-    """System message for conversations without one, or ""."""
+    """For conversations without one."""
     template: str = ""
     """Ollama template that replaces the model's own, or ""."""
     messages: tuple[PresetMessage, ...] = ()
-    """Messages before those of each conversation."""
     parameters: Mapping[str, int | float] = {}
-    """Sampling parameters by the contract's names."""
+    """By the contract's names."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
 
@@ -82,30 +79,27 @@ class ChosenModel(NamedTuple):
 
     @property
     def adapter_key(self) -> str | None:
-        """Return the identity of the adapter's current version."""
+        """Identity of the adapter's current version."""
         status = next((one for one in self.model.engine.adapters() if one.adapter.name == self.adapter), None)
         return status.adapter.key if status is not None else None
 
 
 class AvailableModel(NamedTuple):
-    """A model in the models folder that has not been requested yet."""
+    """A model of the folder that has not been requested yet."""
 
     name: str
     num_bytes: int
     changed_s: int
     why_not: str | None
-    """Reason why its file cannot be served, or None."""
     kind: ModelKind | None
     architecture: str
     quantisation: str | None
 
 
 class ModelCatalog(Protocol):
-    """Source of models that are served on request."""
-
     @property
     def available(self) -> Sequence[AvailableModel]:
-        """Return the models of the last scan that are not served yet."""
+        """Models of the last scan that are not served yet."""
         ...
 
     async def look(self) -> None:
@@ -118,12 +112,11 @@ class ModelCatalog(Protocol):
 
 
 class ModelRegistry:
-    """Served models by name.
+    """Served models by name. `allowed`: names that exist for a caller, or None for all.
 
-    `allowed`: names that a caller may use, or None for all; other names do not exist for it. An adapter is
-    called `MODEL:ADAPTER` unless a model has that very name. `MODEL:latest`, which Ollama's clients send for
-    a name without a tag, means the model. Ollama puts a size behind a colon: `llama3.2:3b` means `llama3.2`
-    if that has this size, or `llama-3.2-3b` if there is no `llama3.2`.
+    An adapter is called `MODEL:ADAPTER` unless a model has that very name. `MODEL:latest`, which Ollama's
+    clients send for a name without a tag, means the model. Ollama puts a size behind a colon: `llama3.2:3b`
+    means `llama3.2` if that has this size, or `llama-3.2-3b` if there is no `llama3.2`.
     """
 
     def __init__(
@@ -141,7 +134,7 @@ class ModelRegistry:
         self._replaced: list[ServedModel] = []
         """Replaced models that finish their requests."""
         self._by_name = {name: model for model in models for name in model.names}
-        self._routers = {name: router for router in routers for name in router.names}
+        self._routers = {name: router for router in routers for name in router.options.names}
         self._presets: dict[str, Preset] = {}
         self.catalog: ModelCatalog | None = None
 
@@ -151,7 +144,6 @@ class ModelRegistry:
 
     @property
     def current(self) -> Sequence[ServedModel]:
-        """Return one model per name."""
         return tuple(self._models)
 
     @property
@@ -170,9 +162,8 @@ class ModelRegistry:
     def choose(
         self, name: str | None, allowed: Collection[str] | None, *, adapter: str | None = None
     ) -> ChosenModel:
-        """Resolve a name, or the first allowed model without one. `adapter`: for requests with a field of
-        its own. Raises ModelNotFound, RouterNotModel, AdapterNotFound, and InvalidRequest for two
-        adapters."""
+        """Resolve a name, or the first allowed model without one. `adapter`: value of a request's own field.
+        Raises ModelNotFound, RouterNotModel, AdapterNotFound, and InvalidRequest for two adapters."""
         name = self.meant(name)
         if name is None:
             name = self.default.name if allowed is None else next(iter(self.names(allowed)), None)
@@ -196,7 +187,7 @@ class ModelRegistry:
         return name if is_known or not self._takes_any_name else None
 
     def has(self, name: str) -> bool:
-        """Return True if the name is served, without regard to `takes_any_name`."""
+        """Ignore `takes_any_name`."""
         return name in self._routers or self._named(name) is not None
 
     def _named(self, name: str) -> ChosenModel | None:
@@ -242,7 +233,6 @@ class ModelRegistry:
         return tuple(name for name in self._routers if allowed is None or name in allowed)
 
     def add(self, model: ServedModel) -> None:
-        """Add a model, whose names must be unused."""
         self._models.append(model)
         self._by_name.update(dict.fromkeys(model.names, model))
 
@@ -263,7 +253,6 @@ class ModelRegistry:
         self._presets.pop(name, None)
 
     def is_current(self, model: ServedModel) -> bool:
-        """Return False if the model was replaced after it was chosen."""
         return model in self._models
 
     def replace(self, old: ServedModel, new: ServedModel) -> None:
@@ -274,7 +263,6 @@ class ModelRegistry:
         self._by_name.update(dict.fromkeys(new.names, new))
 
     def forget(self, old: ServedModel) -> None:
-        """Drop a replaced model that has finished its requests."""
         self._replaced.remove(old)
 
     def check_not_ending(self) -> None:
@@ -293,10 +281,9 @@ class ModelRegistry:
         return "; ".join([*lame, *failed]) or None
 
     def status(self) -> EngineStatus:
-        """Combine all engines into one status.
+        """Combine all engines into one status, whose state is the worst one.
 
-        The state is the worst one. Loading or failed models other than the default do not count, and a
-        sleeping model counts as ready.
+        Loading or failed models other than the default do not count, and a sleeping model counts as ready.
         """
         default, *others = [model.engine.status() for model in self]
         counted = [default, *(one for one in others if one.state not in _NO_HARM)]
@@ -328,7 +315,6 @@ _NO_HARM = (EngineState.LOADING, EngineState.FAILED, EngineState.ASLEEP)
 async def available_models(
     models: ModelRegistry, allowed: Collection[str] | None
 ) -> Sequence[AvailableModel]:
-    """Return models of the folder that are not served yet."""
     if models.catalog is None:
         return ()
     await models.catalog.look()
@@ -397,29 +383,26 @@ def _sums(counts: Sequence[dict[str, int]]) -> dict[str, int]:
 
 
 class Ability(enum.Enum):
-    """Use of a model. Its value is a verb for messages."""
+    """The value is a verb for messages."""
 
     GENERATE = "generate text"
     HEAR = "hear"
-    """Accept sound and generate."""
     EMBED = "embed"
     RERANK = "rerank"
     CLASSIFY = "distinguish classes"
 
 
 def is_able(model: ServedModel, ability: Ability) -> bool:
-    """Return True if the model has the ability. A generating model reranks by its template, an embedding
-    model by cosine. A model that has not been inspected may hear."""
-    if ability is Ability.GENERATE:
-        return model.kind is ModelKind.GENERATES
-    if ability is Ability.HEAR:
-        info = model.engine.info
-        return model.kind is ModelKind.GENERATES and (info is None or info.hears)
-    if ability is Ability.EMBED:
-        return model.kind is ModelKind.EMBEDS
-    if ability is Ability.CLASSIFY:
-        return model.kind is ModelKind.RERANKS
-    return model.kind is not ModelKind.GENERATES or model.rerank is not None
+    """A generating model reranks by its template, an embedding model by cosine. A model that has not been
+    inspected may hear."""
+    generates, info = model.kind is ModelKind.GENERATES, model.engine.info
+    return {
+        Ability.GENERATE: generates,
+        Ability.HEAR: generates and (info is None or info.hears),
+        Ability.EMBED: model.kind is ModelKind.EMBEDS,
+        Ability.RERANK: not generates or model.rerank is not None,
+        Ability.CLASSIFY: model.kind is ModelKind.RERANKS,
+    }[ability]
 
 
 def choose_able(
@@ -430,9 +413,8 @@ def choose_able(
     *,
     adapter: str | None = None,
 ) -> ChosenModel:
-    """Resolve a name, or the first allowed model with this ability. `adapter`: for requests with a field
-    of its own. Raises ModelNotFound, AdapterNotFound, WrongModelKind for a model without the ability, and
-    EngineUnavailable for one whose file cannot be read."""
+    """Resolve a name, or the first allowed model with this ability. Raises what `choose` raises,
+    WrongModelKind, and EngineUnavailable for a model whose file cannot be read."""
     if (name := models.meant(name)) is None:
         name = next(iter(_able_names(models, allowed, ability)), None)
     chosen = models.choose(name, allowed, adapter=adapter)

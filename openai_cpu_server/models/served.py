@@ -1,5 +1,4 @@
-"""A served model: its names, its engine, and what requests need of it. A model whose file cannot be read
-has one too."""
+"""A served model: its names, its engine, and what requests need of it, even if its file cannot be read."""
 
 from __future__ import annotations
 
@@ -31,14 +30,14 @@ LOWEST = -9999.0
 
 
 class PieceText(msgspec.Struct, frozen=True):
-    """Text and bytes of a token. A control token has its name as text and no bytes."""
+    """A control token has its name as text and no bytes."""
 
     text: str
     bytes: tuple[int, ...] | None
 
 
 class PieceTexts(dict[int, PieceText]):
-    """Cache of shown tokens, because top log-probabilities repeat the same ones."""
+    """Cached, because top log-probabilities repeat the same tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -60,13 +59,11 @@ def finite_logprob(logprob: float) -> float:
 
 
 class ModelThinking(msgspec.Struct, frozen=True):
-    """Reasoning of a model. `is_on` and `budget` are defaults for requests."""
-
     template: TemplateReasoning
     is_on: bool | None = None
     """Default of requests, or None for that of the template."""
     budget: int | None = None
-    """Reasoning tokens, or None for no limit."""
+    """Default limit of tokens, or None for no limit."""
 
     @property
     def form(self) -> ReasoningFormat:
@@ -91,12 +88,11 @@ _NO_SOUND = partial(_refuse, DEAF, None)
 _NO_DOCUMENTS = partial(_refuse, "this server does not read files; send their text", None)
 _NO_TEMPLATES = partial(_refuse, "this server has only the model's own template", "template")
 _TOOL_USE = "tool_use"
-"""Name of a separate template for conversations with tools."""
 
 
 @dataclass(eq=False, kw_only=True)
 class ServedModel:
-    """A served model. Its engine belongs to the event loop's thread; everything else is thread-safe."""
+    """The engine belongs to the event loop's thread; everything else is thread-safe."""
 
     names: tuple[str, ...]
     """The model's own name, then its aliases."""
@@ -113,28 +109,26 @@ class ServedModel:
     quantisation: str | None = None
     """Type that its file states, such as `q4_k_m`."""
     thinking: ModelThinking | None = None
-    """Reasoning, or None if the model has none or shows it as part of its text."""
+    """Absent if the model does not reason or shows it as part of its text."""
     defaults: ModelDefaults = NO_DEFAULTS
     template_source: str | None = None
     named: Mapping[str, ServedTemplate] = field(default_factory=dict)
     open_picture: Callable[[bytes, int, int], Picture] = _NO_PICTURES
-    """Decoder of pictures. Arguments: data, maximum of pixels, longest side or 0. Blocks. Raises
+    """Arguments: data, maximum of pixels, longest side or 0. Blocks, as the following do. Raises
     InvalidRequest, DeadlyInput and other errors of readers."""
     open_sound: Callable[[bytes, int, int, int], Iterator[tuple[Sound, ...]]] = _NO_SOUND
-    """Decodes a sound, some pieces at a time. Arguments: data, sample rate, maximum of samples in all and per
-    piece (0: one piece). As `open_picture`."""
+    """Yields some pieces at a time. Arguments: data, sample rate, maximum of samples in all and per piece (0:
+    one piece)."""
     read_document: Callable[[bytes, int, str], tuple[str | int, ...]] = _NO_DOCUMENTS
-    """Extracts texts, and numbers of pages that are pictures. Arguments: data, maximum of characters, charset
-    or "". As `open_picture`."""
+    """Returns texts, and numbers of pages that are pictures. Arguments: data, maximum of characters, charset
+    or ""."""
     render_page: Callable[[bytes, int, int], Picture] = _NO_PICTURES
-    """Shows a page of a PDF. Arguments: data, number, maximum of pixels. As `open_picture`."""
+    """Arguments: a PDF, number of the page, maximum of pixels."""
     write_template: Callable[[str, Sequence[Mapping[str, str]] | None, str, int], str] = _NO_TEMPLATES
-    """Renders a client's template. Arguments: template, messages, suffix, context size in tokens. As
-    `open_picture`."""
+    """Renders a client's template. Arguments: template, messages, suffix, context size in tokens."""
     content_digest: Callable[[], str | None] = lambda: None
     """Reads the whole file. Returns None if it was replaced after the model was opened. Blocks."""
     release_files: Callable[[], object] = lambda: None
-    """Permits removing its files."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
 
@@ -171,8 +165,8 @@ _AGAIN_S = 10
 
 
 class UnreadableModel:
-    """Replacement for the tokenizer, grammars and prompts of an unreadable file. Every use of tokens
-    raises EngineUnavailable with the reason."""
+    """Tokenizer, grammars and prompts of an unreadable file. Every use of tokens raises EngineUnavailable
+    with the reason."""
 
     has_template = adds_bos = False
     bos: int | None = None
@@ -194,7 +188,7 @@ class UnreadableModel:
 
 
 WAIT_S = 2.0
-"""Time that requests wait for the digest of a file, because 4 GB may take ten seconds."""
+"""Requests wait this long for the digest, because 4 GB may take ten seconds."""
 _NICE = 19
 
 
@@ -206,10 +200,9 @@ class FileDigests:
         self._digests: weakref.WeakKeyDictionary[ServedModel, tuple[asyncio.Future[str | None], float]] = (
             weakref.WeakKeyDictionary()
         )
-        """The digest to come, and the end of waiting on the monotonic clock."""
+        """With the end of waiting on the monotonic clock."""
 
     def begin(self, model: ServedModel) -> None:
-        """Start reading the file, once."""
         if model not in self._digests:
             self._digests[model] = (_read(model), time.monotonic() + self._wait_s)
 
@@ -225,8 +218,8 @@ class FileDigests:
 
 
 def _read(model: ServedModel) -> asyncio.Future[str | None]:
-    """Use a daemon thread, so that the server's end does not wait for it, with a low priority, so that
-    threads that compute tokens go first. Linux has priorities per thread."""
+    """Use a daemon thread, for which the server's end does not wait, with a low priority, so that threads
+    that compute tokens go first. Linux has priorities per thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[str | None] = loop.create_future()
 

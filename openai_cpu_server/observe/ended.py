@@ -1,5 +1,4 @@
-"""Facts about a finished request, with the times between its tokens. They are collected once and read by
-all observers."""
+"""Facts about a finished request, collected once and read by all observers."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class Distribution:
         return self.sum_s / self.num if self._counts else None
 
     def quantile_s(self, share: float) -> float | None:
-        """Return a quantile in seconds, or None if empty. The error is at most a third; values above the
-        last bound count as it."""
+        """The error is at most a third; values above the last bound count as it."""
         wanted = share * self.num
         below = 0
         for index, count in sorted(self._counts.items()):
@@ -70,7 +68,7 @@ class Distribution:
         return None
 
     def cumulative(self) -> Iterator[tuple[float, int]]:
-        """Yield each upper bound of `BOUNDS_S` with the number of values up to it."""
+        """Yield each bound of `BOUNDS_S` with the number of values up to it."""
         entries = sorted(self._counts.items())
         below, position = 0, 0
         for number, bound in enumerate(BOUNDS_S, start=1):
@@ -85,7 +83,7 @@ class RequestOrigin(enum.Enum):
     BATCH = "batch"
     WEBSOCKET = "websocket"
     BACKGROUND = "background"
-    """Background response, whose client need not listen."""
+    """The client need not listen."""
 
 
 class TraceParent(msgspec.Struct, frozen=True):
@@ -106,9 +104,9 @@ class EndedCall(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     finish_reasons: tuple[str, ...] = ()
     submitted_s: float
-    """Start on the monotonic clock. The three phases follow one another from there."""
+    """On the monotonic clock. The three phases follow one another from there."""
     ttft_s: float | None = None
-    """Time from the request's arrival to its first token, or None without one."""
+    """From the request's arrival to its first token, or None without one."""
     gaps: Distribution
     """Times between the tokens of a sequence."""
     adapter: str | None = None
@@ -140,12 +138,8 @@ class RouteTaken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerUse(enum.Enum):
-    """Effect of the answer cache on a request."""
-
     EXACT = "exact"
-    """The cache answered the same question."""
     SEMANTIC = "semantic"
-    """The cache answered a similar question."""
     MISS = "miss"
     BYPASS = "bypass"
     """The client opted out, or each answer is random."""
@@ -160,26 +154,26 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
     origin: RequestOrigin
     method: str
     route: str
-    """Route pattern, such as `/v1/models/{id}`, or `other` for unknown routes."""
+    """Pattern, such as `/v1/models/{id}`, or `other` for unknown routes."""
     priority: str
-    """Label of the priority. For a rejected body it follows from header, key and server. `none` for a
-    request that does not generate, failed before its key was known, or named an unknown priority."""
+    """For a rejected body it follows from header, key and server. `none` for a request that does not
+    generate, failed before its key was known, or named an unknown priority."""
     status: int
     code: str | None
-    """Code in the error object, or None without an error."""
+    """Code in the error object."""
     started_s: float
-    """Start on the monotonic clock."""
+    """On the monotonic clock, as `ended_s`."""
     ended_s: float
     key: str = ""
     """Name of the API key, or ""."""
     is_quiet: bool = False
     """True for routes that machines poll."""
     call: EndedCall | None = None
-    """The call, or None if nothing was generated."""
+    """Absent if nothing was generated."""
     trace: TraceParent | None = None
     routed: RouteTaken | None = None
     answer: AnswerUse | None = None
-    """Use of the answer cache, or None if it was not asked."""
+    """Absent if the answer cache was not asked."""
 
     @property
     def seconds(self) -> float:

@@ -34,7 +34,7 @@ class GaugeReading(NamedTuple):
 
     @property
     def placements(self) -> dict[tuple[str, str], DevicePlacement]:
-        """Return the placements by the model's role and the device's name."""
+        """By the model's role and the device's name."""
         placements = {"model": self.status.placement, "draft": self.status.draft_placement}
         return {
             (role, "" if placed.device is None else placed.device.name): placed
@@ -256,8 +256,7 @@ class GatewayGauges(Collector):
     def __init__(
         self, engines: Callable[[], Iterable[tuple[str, Engine]]], *, clock: Callable[[], float] = time.time
     ) -> None:
-        """`engines`: current engines with their models' names, the default model first. `clock`: Unix
-        time."""
+        """`engines`: as above, the default model first. `clock`: Unix time."""
         self._engines = engines
         self._clock = clock
 

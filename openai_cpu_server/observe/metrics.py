@@ -274,7 +274,7 @@ class Metrics:
         self._registry.register(collector)
 
     def page(self) -> bytes:
-        """Return the text of `/metrics`, of type `CONTENT_TYPE`."""
+        """Text of `/metrics`, of type `CONTENT_TYPE`."""
         return metrics_text(self._registry)
 
     def count(self, name: str, *labels: object, amount: float = 1.0) -> None:
@@ -357,7 +357,6 @@ class Metrics:
         self._observe("mcp_rounds", rounds)
 
     def watch_streams(self, amounts: Callable[[], StreamAmounts]) -> None:
-        """Read the amounts from this function at each scrape."""
         streams = self._gauges["kept_streams"]
         streams.labels("running").set_function(lambda: amounts().running)
         streams.labels("ended").set_function(lambda: amounts().ended)
@@ -366,7 +365,7 @@ class Metrics:
     # -- engines and readers ------------------------------------------------------------------------------
 
     def step_done(self, figures: StepFigures) -> None:
-        """Count a step. The time of an interrupted step does not count, because it computed nothing."""
+        """The time of an interrupted step does not count, because it computed nothing."""
         if figures.preemptions:
             self.count("preemptions", amount=figures.preemptions)
         if figures.forced:
@@ -391,7 +390,7 @@ class Metrics:
             self.count("accepted_draft_tokens", amount=figures.accepted)
 
     def reader_died(self, cause: str) -> None:
-        """Count a death. Any thread may call this."""
+        """Any thread may call this."""
         self.count("reader_restarts", cause)
 
     def watch_readers(self, load: Callable[[], Mapping[str, tuple[int, int]]], share_s: float) -> None:
@@ -418,5 +417,5 @@ class Metrics:
 
 
 def metrics_text(collector: Collector) -> bytes:
-    """Return the collector's metrics as text of type `CONTENT_TYPE`."""
+    """Return text of type `CONTENT_TYPE`."""
     return generate_latest(collector)

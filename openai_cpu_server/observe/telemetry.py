@@ -1,5 +1,4 @@
-"""Root observer, which passes everything to the others, and the one of recent activity, whose memory and
-work are bounded at any load."""
+"""Root observer, and the one of recent activity, whose memory and work are bounded at any load."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class SlicedWindow(Generic[S]):
         return self._slices[-1][1]
 
     def between(self, first: int, end: int) -> list[S]:
-        """Return the slices from `first` up to, but not including, `end`."""
+        """Exclude the slice `end`."""
         return [one for number, one in self._slices if first <= number < end]
 
 
@@ -103,9 +102,8 @@ class TimeSpan:
 class RecentActivity:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = RecentSums()
-        """Sums since the start."""
+        """Since the start, as `answers`."""
         self.answers: Counter[AnswerUse] = Counter()
-        """Uses of the answer cache since the start."""
         self._clock = clock
         self._started_s = clock()
         self._slices = SlicedWindow(
@@ -166,7 +164,7 @@ class Telemetry:
         return cls(Metrics(CollectorRegistry(), model=model), RecentActivity(), tracing)
 
     def ended(self, request: EndedRequest) -> None:
-        """Record a finished request. Call this once per request, however it ended."""
+        """Call this once per request, however it ended."""
         self.metrics.ended(request)
         self.recent.ended(request)
         if self.tracing is not None:
@@ -175,7 +173,7 @@ class Telemetry:
             self.used(request.key, request.call.model, amounts_of(request, request.call))
 
     def close(self) -> None:
-        """Close the observers. Nothing may be recorded afterwards."""
+        """Close; nothing may be recorded afterwards."""
         if self.tracing is not None:
             self.tracing.close()
 

@@ -25,8 +25,7 @@ _SERVER_ERROR = 500
 
 
 def open_tracing(endpoint: str) -> Tracing:
-    """Send traces to the collector at this URL (OTLP over HTTP). Raises StartupError without the extra
-    `otel`."""
+    """Send traces to the collector at this URL (OTLP over HTTP)."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -39,8 +38,7 @@ def open_tracing(endpoint: str) -> Tracing:
 
 
 def traces_url(endpoint: str) -> str:
-    """Return the URL for traces. By OpenTelemetry's specification a collector's address is the base of one
-    URL per signal."""
+    """By OpenTelemetry's specification a collector's address is the base of one URL per signal."""
     base = endpoint.rstrip("/")
     return base if base.endswith(_TRACES_PATH) else base + _TRACES_PATH
 
@@ -95,7 +93,7 @@ class Tracing:
 
 
 def _phases(call: EndedCall) -> Iterator[tuple[str, float, float, dict[str, AttributeValue]]]:
-    """Yield the name of each phase, its start on the monotonic clock, its seconds and its attributes."""
+    """Starts are on the monotonic clock, lengths in seconds."""
     figures, start_s = call.figures, call.submitted_s
     queue_s, prefill_s, decode_s = (
         ms / 1000 for ms in (figures.queue_ms, figures.prefill_ms, figures.generation_ms)

@@ -34,23 +34,19 @@ class Bundle(msgspec.Struct, frozen=True):
     """Digest of all files. It is part of their addresses, so that browsers may cache them for ever."""
     index: PageFile
     files: Mapping[str, PageFile]
-    """Files by name, without the index."""
+    """By name, without the index."""
 
 
 def read_bundle() -> Bundle:
     """Read and compress about a megabyte, which takes 0.1 s."""
     contents = {path.name: path.read_bytes() for path in sorted(BUILT.iterdir())}
-    version = _version(contents)
-    index = contents.pop(INDEX).replace(_BASE, f"page/{version}".encode())
-    files = {name: _file(name, body) for name, body in contents.items()}
-    return Bundle(version, _file(INDEX, index), files)
-
-
-def _version(contents: Mapping[str, bytes]) -> str:
     digest = hashlib.sha256()
     for name, body in contents.items():
         digest.update(b"%s %d\n%b" % (name.encode(), len(body), body))
-    return digest.hexdigest()[:_VERSION_CHARS]
+    version = digest.hexdigest()[:_VERSION_CHARS]
+    index = contents.pop(INDEX).replace(_BASE, f"page/{version}".encode())
+    files = {name: _file(name, body) for name, body in contents.items()}
+    return Bundle(version, _file(INDEX, index), files)
 
 
 def _file(name: str, body: bytes) -> PageFile:

@@ -30,7 +30,7 @@ class ReaderDied(Exception):
 
 
 class ReaderChild:
-    """Owns the process and its socket. The kernel ends the process with the thread that created it."""
+    """The kernel ends the process with the thread that created it."""
 
     def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
         """`patience_s`: time without progress that counts as silence. Raises OSError."""
@@ -87,7 +87,7 @@ class ReaderChild:
         self._process.kill()
 
     def close(self) -> None:
-        """Close the socket, and wait until the process has ended."""
+        """Wait until the process has ended."""
         with suppress(OSError):
             self._stream.close()
             self._socket.close()

@@ -1,9 +1,10 @@
-"""Decoder of clients' pictures, which may hang or crash. Libraries for pictures and sounds are
-loaded only in processes that decode them."""
+"""Decoder of clients' pictures, which may hang or crash. Its libraries are loaded only in processes that use
+them."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import math
 import re
@@ -21,10 +22,9 @@ _HEIF = re.compile(rb"....ftyp(?:hei[cxms]|hev[cx]|mif1|msf1)", re.DOTALL)
 _AVIF = re.compile(rb"....ftyp(?:avi[fs])", re.DOTALL)
 _INVALID = "invalid_image"
 _SCAN = b"\xff\xda"
-"""Begins each scan of a JPEG file."""
 _MOST_SCANS = 20
-"""Scans of the largest picture; encoders make 10. Each takes a pass over all pixels, however few bytes it
-has."""
+"""Limit for the largest picture; encoders make 10. Each scan takes a pass over all pixels, however few bytes
+it has."""
 _SHOWN_PIXELS = 2048 * 2048
 """Larger pictures are scaled down. Qwen's encoders see the most, 4,096 patches of 32 x 32 pixels."""
 _ROUNDING = 1e-6
@@ -44,30 +44,21 @@ _LEAST_SIDE = 64
 """Scaling by a client's detail leaves this many pixels, because encoders refuse what is narrower."""
 
 
+_PLUGINS = ("Bmp", "Gif", "Jpeg", "Mpo", "Png", "Tiff", "WebP")
+"""MPO is for photos of phones that are several, TIFF also for EXIF."""
+
+
 def load_decoders() -> None:
     """Load all libraries, because a confined process cannot."""
-    import miniaudio
-    import numpy
-    from PIL import (
-        BmpImagePlugin,
-        GifImagePlugin,
-        Image,
-        ImageCms,
-        JpegImagePlugin,
-        MpoImagePlugin,
-        PngImagePlugin,
-        TiffImagePlugin,
-        WebPImagePlugin,
-    )
+    for module in ("miniaudio", "numpy", "PIL.ImageCms", *(f"PIL.{name}ImagePlugin" for name in _PLUGINS)):
+        importlib.import_module(module)
+    from PIL import Image
 
-    needed = BmpImagePlugin, ImageCms, GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
-    needed_by_them = MpoImagePlugin, TiffImagePlugin  # photos of phones that are several, and EXIF
-    assert all((*needed, *needed_by_them, miniaudio, numpy))
     Image.MAX_IMAGE_PIXELS = None  # `decoded_picture` has a limit of its own
 
 
 def _load_further(data: bytes) -> None:
-    """Load what decodes a picture of a phone or of the web, which are large."""
+    """Load decoders for pictures of phones and of the web, which are large."""
     if _AVIF.match(data):
         from PIL import AvifImagePlugin
 
@@ -83,7 +74,7 @@ def _load_further(data: bytes) -> None:
 
 def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture:
     """Return the first frame, upright, over white, and no larger than encoders see. Raises InvalidRequest,
-    for a size that is not taken before decoding.
+    for a wrong size before decoding.
 
     `most_side`: longest side, or 0 for no limit.
     """
@@ -138,7 +129,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _over_white(image: Image.Image) -> Image.Image:
-    """Return what viewers show: 16 bits as 8, and white where it is transparent."""
+    """Show as viewers do: 16 bits as 8, and white where it is transparent."""
     import numpy as np
     from PIL import Image
 
@@ -160,8 +151,8 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:
-    """PIL itself clips levels at 255. Integers of 16 bits have the whole range; others have no other measure
-    than their brightest."""
+    """PIL itself clips levels at 255. Integers of 16 bits have the whole range; others have no measure but
+    their brightest."""
     most = 65_535.0
     if not (image.mode.startswith("I;16") or image.format == "PNG"):
         _, brightest = image.getextrema()
@@ -171,7 +162,7 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
 
 
 def _in_srgb(image: Image.Image) -> Image.Image:
-    """Apply the ICC profile. A damaged one is ignored, as in browsers."""
+    """Ignore a damaged profile, as in browsers."""
     from PIL import ImageCms
 
     profile = image.info.get("icc_profile")

@@ -1,5 +1,5 @@
 """Grammars for an opened model. Imported by the first reader while the engine loads the model, by others with
-the first grammar, because most of them make none."""
+their first grammar, because most make none."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from openai_cpu_server.structured.compiler import grammar_maker
 
 
 def maker_for(vocabulary: Vocabulary) -> GrammarMaker:
-    """Return a maker of grammars. Raises InvalidRequest for a vocabulary without end tokens."""
+    """Return a maker. Raises InvalidRequest for a vocabulary without end tokens."""
     return grammar_maker(grammar_trial(vocabulary), set(vocabulary.pieces.text), has_own_numbers=True)

@@ -112,7 +112,7 @@ class WriteTemplate(WorkFor[str], frozen=True, tag=True, kw_only=True):
     template: str
     """Written in Ollama's language."""
     messages: Union[Sequence[Mapping[str, str]], None]
-    """Messages with `role` and `content`, or None to check the template only."""
+    """With `role` and `content`, or None to check the template only."""
     suffix: str
     most_chars: int
 
@@ -143,7 +143,7 @@ class OpenSound(FileWork["Union[SoundOpened, None]"], frozen=True, tag=True):
     most_at_once: int
     """Samples of the longest piece, or 0 for one piece."""
     first: int = 0
-    """Number of the first piece of the result, which has some of them."""
+    """Number of the first piece of the result."""
 
     @property
     def identity(self) -> OpenSound:
@@ -175,7 +175,7 @@ class FindProfile(WorkFor["Profiled"], frozen=True, tag=True, kw_only=True):
     options: EngineOptions
     profile_dir: str
     user_options: frozenset[str]
-    """Options set by the user, which stay."""
+    """Names of options that stay as they are."""
 
 
 Work = Union[
@@ -214,7 +214,6 @@ class VocabularyFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     marks: SequenceMarks
     end_tokens: frozenset[int]
     pieces: bytes
-    """Bytes of all tokens."""
     piece_ends: bytes
     """Ends in `pieces`: native unsigned integers of 4 bytes."""
     silent: bytes

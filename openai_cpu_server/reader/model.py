@@ -53,8 +53,7 @@ class ReadModel:
         return self._pool.do(work, model=self._key, kind=_kind_of(len(texts)))
 
     def make_grammar(self, order: GrammarOrder) -> GrammarAnswer:
-        """Compile a grammar. Raises what `ReaderPool.do` raises, but a grammar that kills the reader is
-        rejected like a wrong one."""
+        """Reject a grammar that kills the reader like a wrong one."""
         try:
             work = wire.MakeGrammar(self._key.number, order)
             return self._pool.do(work, model=self._key, kind=WorkKind.PROGRAM)
@@ -62,13 +61,12 @@ class ReadModel:
             return RefusedGrammar(str(error), error.code)
 
     def picture(self, data: bytes, most_pixels: int, most_side: int) -> Picture:
-        """Decode a client's picture. Raises InvalidRequest, and what `ReaderPool.do` raises."""
         return self._pool.do(wire.OpenPicture(data, most_pixels, most_side), kind=WorkKind.MEDIA)
 
     def sound(
         self, data: bytes, rate: int, most_samples: int, most_at_once: int
     ) -> Iterator[tuple[Sound, ...]]:
-        """Decode a client's sound, some pieces at a time. Raises the same as `picture`."""
+        """Yield some pieces at a time."""
         work = wire.OpenSound(data, hashlib.sha256(data).digest(), rate, most_samples, most_at_once)
         is_last = False
         while not is_last:
@@ -80,21 +78,16 @@ class ReadModel:
             work = msgspec.structs.replace(work, data=b"", first=first)
 
     def document(self, data: bytes, most_chars: int, charset: str = "") -> tuple[str | int, ...]:
-        """Return the text of a client's file, with numbers of pages that are pictures. Raises the same as
-        `picture`."""
+        """Return texts, and numbers of pages that are pictures."""
         return self._pool.do(wire.ReadDocument(data, most_chars, charset), kind=WorkKind.DOCUMENT).parts
 
     def page(self, data: bytes, number: int, most_pixels: int) -> Picture:
-        """Return a page of a client's PDF as a picture. Raises the same as `picture`."""
         return self._pool.do(wire.RenderPage(data, number, most_pixels), kind=WorkKind.DOCUMENT)
 
     def write_template(
         self, template: str, messages: Sequence[Mapping[str, str]] | None, suffix: str, most_tokens: int
     ) -> str:
-        """Render messages with a client's template in Ollama's language. Raises the same as `picture`.
-
-        `messages`: None to check the template only.
-        """
+        """Render messages with a client's template in Ollama's language, or check it if there are none."""
         longest_piece = self.facts.longest_piece or _LONGEST_PIECE
         work = wire.WriteTemplate(
             template=template, messages=messages, suffix=suffix, most_chars=(most_tokens + 1) * longest_piece
@@ -176,7 +169,7 @@ class ReadRerank:
 def profiled(
     pool: ReaderPool, options: EngineOptions, profile_dir: str, user_options: frozenset[str]
 ) -> wire.Profiled:
-    """Return the options with the profile of `tune`, except those in `user_options`."""
+    """Apply the profile of `tune`, but for `user_options`."""
     return pool.do(wire.FindProfile(options=options, profile_dir=profile_dir, user_options=user_options))
 
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
@@ -59,7 +59,7 @@ class ReadersUnusable(EngineUnavailable):
 
 
 class WorkKind(enum.Enum):
-    """Kind of work by its duration, with places of its own."""
+    """Work by its duration, with places of its own."""
 
     QUICK = "quick"
     """Conversations and texts of ordinary length."""
@@ -102,19 +102,20 @@ class _Reader:
             raise ReaderDied("bad_message") from None
 
 
+@dataclass(eq=False)
 class _Place:
     """Process, or the place for one."""
 
-    def __init__(self, own_kind: WorkKind, *kinds: WorkKind) -> None:
-        """`own_kind`: the only kind that starts a process. `kinds`: all, the most urgent one first."""
-        self.own_kind = own_kind
-        self.kinds = kinds or (own_kind,)
-        self.reader: _Reader | None = None
-        self.lent_to: WorkKind | None = None
-        self.latest_caller: tuple[str, ...] | None = None
-        """Client whose sound the process may have opened."""
-        self.closed_models = set[int]()
-        """Models that the process can close."""
+    own_kind: WorkKind
+    """The only kind that starts a process."""
+    kinds: tuple[WorkKind, ...]
+    """All, the most urgent one first."""
+    reader: _Reader | None = None
+    lent_to: WorkKind | None = None
+    latest_caller: tuple[str, ...] | None = None
+    """Client whose sound the process may have opened."""
+    closed_models: set[int] = field(default_factory=set)
+    """Models that the process can close."""
 
     def takes(self, kind: WorkKind) -> bool:
         return self.lent_to is None and (kind is self.own_kind or self.reader is not None)
@@ -132,7 +133,7 @@ _PLACES = 2
 _MOST_OF_CLIENT = {**dict.fromkeys(WorkKind, 1), WorkKind.QUICK: 1 + _PLACES}
 _MOST_REFUSALS = 1024
 _DEAR_S = 1.0
-"""A slower rejection, or one after several pieces, is remembered and repeated at once for the same work."""
+"""A slower rejection, or one after several pieces, is repeated at once for the same work."""
 
 
 class ReaderPool:
@@ -146,23 +147,21 @@ class ReaderPool:
         opens_media: bool = False,
         share_s: float = SHARE_S,
     ) -> None:
-        """`readable`: folders with models, or None for no sandbox. `child`: running process, which the
-        pool takes over; the others start on demand. `share_s`: CPU seconds for one piece of work."""
+        """`readable`: folders with models, or None for no sandbox. `child`: running process, which the pool
+        takes over. `share_s`: CPU seconds for one piece of work."""
         self.deaths = 0
         self.on_death: Callable[[str], None] = lambda cause: None
         """Called in any thread, with a cause as in `ReaderDied`."""
         self._folders = None if readable is None else sorted({str(path) for path in readable})
         self._opens_media = opens_media
         self._share_s = share_s
-        quick, *programs = (
-            _Place(WorkKind.QUICK, WorkKind.PROGRAM, WorkKind.QUICK),
-            *(_Place(WorkKind.PROGRAM, WorkKind.PROGRAM, WorkKind.QUICK) for _ in range(_PLACES)),
-        )
-        files = (_Place(kind) for kind in _OF_FILES for _ in range(_PLACES))
-        self._places = [quick, *programs, *files]
-        self._quick, self._programs = quick, programs
+        urgent_first = (WorkKind.PROGRAM, WorkKind.QUICK)
+        self._quick = _Place(WorkKind.QUICK, urgent_first)
+        self._programs = [_Place(WorkKind.PROGRAM, urgent_first) for _ in range(_PLACES)]
+        files = (_Place(kind, (kind,)) for kind in _OF_FILES for _ in range(_PLACES))
+        self._places = [self._quick, *self._programs, *files]
         self._is_alone = True
-        """No process for programs has been started yet."""
+        """True until a process for programs is started."""
         self._queues: dict[WorkKind, FairQueue[_Ticket]] = {
             kind: FairQueue(most) for kind, most in _MOST_OF_CLIENT.items()
         }
@@ -172,7 +171,7 @@ class ReaderPool:
         self._is_closing = False
         # The kernel ends a child when the thread that started it ends.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="readers")
-        self._starter.submit(self._start, quick, child)
+        self._starter.submit(self._start, self._quick, child)
 
     def load(self) -> dict[str, WorkLoad]:
         with self._changed:

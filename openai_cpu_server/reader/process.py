@@ -1,8 +1,7 @@
 """Reader process: `python -m openai_cpu_server.reader.process FD`.
 
-Work comes from the socket, one piece at a time. Beyond its limits of memory and CPU time the process dies.
-The stack is large, because the splitters of some tokenizers recurse for each character of a long word, and
-the grammar library for each rule of a chain.
+Beyond its limits of memory and CPU time it dies. The stack is large, because the splitters of some tokenizers
+recurse for each character of a long word, and the grammar library for each rule of a chain.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ class OpenedModel:
                     yield name, self._compiled(text)
 
     def _chat_prompts(self, template: ChatTemplate | None, names: ControlNames) -> ChatPrompts:
-        """The user's choice of formats goes before what suits the template."""
+        """Prefer the user's choice of formats."""
         tool_format, reasoning_format = self._source.tool_format, self._source.reasoning_format
         form = format_for(template) if tool_format == "auto" else TOOL_FORMATS[tool_format]
         reasoning = None
@@ -110,8 +109,8 @@ class OpenedModel:
 
     @functools.cached_property
     def make_grammar(self) -> GrammarMaker:
-        """Created on first use, because it takes a second for a large vocabulary. Raises InvalidRequest
-        for a vocabulary without end tokens."""
+        """Created on first use, because it takes a second for a large vocabulary. May raise
+        InvalidRequest."""
         make: GrammarMaker = pkgutil.resolve_name(_GRAMMARS)(self.vocabulary)
         return make
 
@@ -184,7 +183,7 @@ class ReaderWorker:
                 return _profiled(work)
 
     def _heard(self, work: wire.OpenSound) -> wire.SoundOpened | None:
-        """Go on with a sound where the last piece of work ended, if that was here."""
+        """Continue a sound where the last piece of work ended, if that was here."""
         num_done, pieces = self._sounds.pop(work.identity, (0, None))
         if pieces is None or num_done > work.first:
             if work.is_continued and not work.data:
@@ -260,8 +259,8 @@ _DATA_BYTES = 2 * 2**30
 """Limit beside the stack. A vocabulary of 260,000 tokens takes about 100 MB."""
 _DOCUMENT_BYTES = 2**30
 _PICTURE_BYTES, _PIXEL_BYTES = 128 * 2**20, 40
-"""Growth for a picture, and for each allowed pixel: WebP with transparency and a profile takes 28. Headers
-of AVIF and HEIC files may name fewer pixels than are decoded."""
+"""Growth for a picture, and for each allowed pixel: WebP with transparency and a profile takes 28. Headers of
+AVIF and HEIC files may name fewer pixels than are decoded."""
 _GROWTH_BYTES = 256 * 2**20
 """A process that has grown by this since it last opened a model ends to return the memory."""
 _MODEL_S = 60.0
@@ -331,7 +330,7 @@ class _Bounds:
 
 
 def _raise_in(thread: int, exception: type[BaseException] | None) -> None:
-    """Raise the exception before the thread's next Python instruction; None cancels one that is pending."""
+    """Raise the exception before the thread's next Python instruction; None cancels a pending one."""
     raised = ctypes.py_object(exception) if exception else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
@@ -364,7 +363,7 @@ def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: Si
 
 
 def _encoded(result: wire.Result, *, is_last: bool) -> bytes:
-    """Unpaired surrogates, which PDFs, JSON and messages of errors may have, become U+FFFD."""
+    """Replace unpaired surrogates, which PDFs, JSON and messages of errors may have."""
     try:
         return _encoder.encode(wire.WorkReply(result, is_last))
     except UnicodeEncodeError:

@@ -1,5 +1,5 @@
-"""Decoder of clients' sounds, which may hang or crash: miniaudio for what it knows, PyAV (the
-extra `sound`) for the rest. Long ones are decoded in pieces, so that memory is bounded."""
+"""Decoder of clients' sounds, which may hang or crash: miniaudio for what it knows, PyAV (the extra `sound`)
+for the rest. Long sounds are decoded in pieces, so that memory is bounded."""
 
 from __future__ import annotations
 
@@ -45,12 +45,6 @@ _SECOND_COST, _PACKET_COST = 1_000_000, 16_000
 packets a second, as in Opus and AMR, are within it."""
 _LEAST_RATE = 1000
 """No device records fewer samples a second, and one frame of them would be hours."""
-
-
-def decoded_sounds(data: bytes, *, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
-    """Return all pieces. Raises InvalidRequest."""
-    bounds = {"most_samples": most_samples, "most_at_once": most_at_once}
-    return tuple(sound_pieces(data, rate=rate, **bounds))
 
 
 def sound_pieces(data: bytes, *, rate: int, most_samples: int, most_at_once: int) -> Iterator[Sound]:
@@ -146,7 +140,7 @@ def _by_miniaudio(data: bytes, rate: int, budget: _Budget) -> Iterator[np.ndarra
 
 
 def _with_length(data: bytes) -> bytes:
-    """A WAV file that was written into a pipe has no length, and goes on to its end."""
+    """Give a length to a WAV file that was written into a pipe, which goes on to its end."""
     at = 12
     while data[:4] == b"RIFF" and at + 8 <= len(data):
         name, size = data[at : at + 4], struct.unpack_from("<I", data, at + 4)[0]
@@ -205,13 +199,11 @@ def _unknown(names: tuple[str, ...], more: str) -> InvalidRequest:
 
 
 def _end(samples: np.ndarray, rate: int, most_at_once: int) -> int:
-    """Return the quietest place near the end of a piece."""
-    within, shortest = (int(seconds * rate) for seconds in (_PAUSE_WITHIN_S, _SHORTEST_PIECE_S))
+    """Choose the quietest place near the end of a piece."""
+    times_s = (_PAUSE_WITHIN_S, _SHORTEST_PIECE_S, _PAUSE_S)
+    within, shortest, width = (int(seconds * rate) for seconds in times_s)
     last = min(most_at_once, len(samples) - shortest)
-    return _quietest(samples, max(last - within, shortest), last, int(_PAUSE_S * rate))
-
-
-def _quietest(samples: np.ndarray, first: int, last: int, width: int) -> int:
+    first = max(last - within, shortest)
     stretches = (last - first) // width
     if stretches < 1:
         return last

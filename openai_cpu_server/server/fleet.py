@@ -32,7 +32,7 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.telemetry import Telemetry
 from openai_cpu_server.reader.pool import ReaderPool
-from openai_cpu_server.server.model_builder import FileStamp, LoadedModel, ModelBuilder, OwnEngine
+from openai_cpu_server.server.model_builder import FileStamp, LoadedModel, ModelBuilder, OwnEngine, file_stamp
 from openai_cpu_server.server.plans import ModelPlan, planned_routers
 
 logger = logging.getLogger(__name__)
@@ -41,13 +41,13 @@ _MIB = 1024 * 1024
 _BUDGET_SHARE = 0.8
 """The rest is for the API process, request bodies and other growth on the machine."""
 _LAST_CALLS_S = 2.0
-"""Time for a request that has chosen a model to be submitted to it."""
+"""A request that has chosen a model is submitted to it within this time."""
 _LOOK_S = 0.05
 _PREPARE_S = 5.0
 """Interval of checks whether the server is idle, and may prepare for schemas."""
 _LOOK_AT_FILES_S = 1.0
-"""Interval of checks for changed files of sleeping models, whose requests must be tokenized for the file
-that will be loaded."""
+"""Interval of checks for changed files of sleeping models. Requests are tokenized for the file that will be
+loaded."""
 
 
 class ModelFleet:
@@ -56,12 +56,11 @@ class ModelFleet:
     def __init__(
         self, settings: Settings, plans: Sequence[ModelPlan], telemetry: Telemetry, readers: ReaderPool
     ) -> None:
-        """Build all models and take over the readers. Raises StartupError if no model can ever be served, or
-        a router leads nowhere."""
+        """Take over the readers. Raises StartupError if no model can ever be served, or a router leads
+        nowhere."""
         self.readers = readers
         may_grow = settings.allow_pull or settings.models_dir is not None
         self._is_alone = len(plans) == 1 and settings.memory is None and not may_grow
-        """True for an only model, which is loaded at once and stays."""
         limit_bytes = sys.maxsize
         if settings.memory is not None:
             limit_bytes = settings.memory * _MIB
@@ -98,8 +97,7 @@ class ModelFleet:
         self._retired_totals = ServedTotals()
 
     def _built(self, plans: Sequence[ModelPlan]) -> list[LoadedModel]:
-        """Build pinned models first, so that their memory is counted first. Return them in the order of
-        the plans."""
+        """Build pinned models first, so that their memory is counted first."""
         built: dict[str, LoadedModel] = {}
         for plan in sorted(plans, key=lambda plan: not plan.is_pinned):
             built[plan.name] = model = self._builder.build(plan)
@@ -169,13 +167,13 @@ class ModelFleet:
     # -- for administrators -------------------------------------------------------------------------------
 
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
-        """Load the model. If its file has changed, or with `replace`, load it beside the old one and
-        replace that. Raises ModelTooLarge, ModelNotFound, ModelNotLoaded, EngineUnavailable."""
+        """Load the model, or with `replace` or a changed file a new one in its place. Raises ModelTooLarge,
+        ModelNotFound, ModelNotLoaded, EngineUnavailable."""
         async with self._lock(model.name):
             serving = self._named(model.name)
             if serving.engine.is_ending:
                 raise EngineUnavailable("The server is shutting down.", EngineState.DRAINING.retry_after_s)
-            if replace or serving.is_broken or FileStamp.of(serving.plan.path) != serving.stamp:
+            if replace or serving.is_broken or file_stamp(serving.plan.path) != serving.stamp:
                 return (await self._replaced(serving)).served
             await self._keeper.load(serving.entry)
             return serving.served
@@ -241,7 +239,7 @@ class ModelFleet:
         while True:
             await asyncio.sleep(_LOOK_AT_FILES_S)
             for model in list(self._models):
-                plan, stamp = model.plan, FileStamp.of(model.plan.path)
+                plan, stamp = model.plan, file_stamp(model.plan.path)
                 if model.entry.is_in_memory or stamp in (None, model.stamp, seen.get(plan.name)):
                     continue
                 seen[plan.name] = stamp  # what cannot be read now is tried again when it changes again
@@ -259,8 +257,7 @@ class ModelFleet:
             logger.info("%s: %s has changed, and was read again", old.plan.name, old.plan.path)
 
     async def _rebuilt(self, old: LoadedModel) -> LoadedModel:
-        """Build the model from its current file, with the adapters of now. Raises ModelTooLarge,
-        ModelNotLoaded."""
+        """Use the adapters of now. Raises ModelTooLarge, ModelNotLoaded."""
         offered = [status.adapter for status in old.engine.adapters()]
         adapters = tuple(AdapterSource(adapter.name, adapter.path, adapter.scale) for adapter in offered)
         plan = msgspec.structs.replace(old.plan, adapters=adapters)
@@ -273,8 +270,8 @@ class ModelFleet:
         return new
 
     async def _replaced(self, old: LoadedModel) -> LoadedModel:
-        """Load the new model beside the old one if there is room for both, else after it. Requests then wait
-        until the old one has gone."""
+        """Load the new model beside the old one if there is room for both. Otherwise requests wait until the
+        old one has gone."""
         new = await self._rebuilt(old)
         has_room = not old.entry.is_in_memory or self._keeper.fits_beside(new.entry)
         try:
@@ -293,7 +290,6 @@ class ModelFleet:
         return new
 
     def _take_place(self, old: LoadedModel, new: LoadedModel) -> None:
-        """Give the names to the new model."""
         self._models[self._models.index(old)] = new
         self.registry.replace(old.served, new.served)
         self._retire(old)
@@ -306,7 +302,6 @@ class ModelFleet:
         self._retire(old)
 
     def _retire(self, old: LoadedModel) -> None:
-        """Let a model that no longer has a name finish its requests, and forget it then."""
         old.entry.is_replaced, old.entry.is_pinned = True, False
         self._spawn(self._forget_when_idle(old))
 
@@ -339,7 +334,7 @@ async def prepare_grammars(
     look_s: float = _PREPARE_S,
 ) -> None:
     """Let the first reader prepare for grammars while the model loads, if its clients have used some. Start a
-    reader for programs and let it prepare once the server is idle. `requests`: live ones of all models."""
+    reader for programs and let it prepare once the server is idle."""
     if model.grammars.mark is not None and model.grammars.mark.is_set:
         await _prepare(model.grammars)
     await asyncio.sleep(look_s)

@@ -28,9 +28,9 @@ from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, model_kind
 from openai_cpu_server.llama.host import NODES, Machine, cores_of, usable_nodes
-from openai_cpu_server.model_source import hold
 from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.model_source.lazy_hub import hub
+from openai_cpu_server.model_source.resolve import hold
 from openai_cpu_server.models.defaults import ModelDefaults
 from openai_cpu_server.models.grammars import GrammarMark, ModelGrammars
 from openai_cpu_server.models.keeper import KeeperEntry, MemoryNeed, ModelKeeper
@@ -50,25 +50,23 @@ from openai_cpu_server.server.prefix_files import PrefixFiles
 _MIB = 1024 * 1024
 
 
-class FileStamp(NamedTuple):
-    inode: int
-    mtime_ns: int
-    size: int
+FileStamp = tuple[int, int, int]
+"""Inode, time of the last change and size."""
 
-    @classmethod
-    def of(cls, path: Path) -> FileStamp | None:
-        """Return the stamp, or None for a missing file."""
-        try:
-            found = path.stat()
-        except OSError:
-            return None
-        return cls(found.st_ino, found.st_mtime_ns, found.st_size)
+
+def file_stamp(path: Path) -> FileStamp | None:
+    """Return None for a missing file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def content_digest(files: Sequence[Path]) -> Callable[[], str | None]:
-    """Return a function for SHA-256 over all files, or None if they have changed since now or cannot be
+    """Return a function for the SHA-256 of all files, or None if they have changed since now or cannot be
     read."""
-    stamps = {path: FileStamp.of(path) for path in files}
+    stamps = {path: file_stamp(path) for path in files}
 
     def read() -> str | None:
         digest = hashlib.sha256()
@@ -79,7 +77,7 @@ def content_digest(files: Sequence[Path]) -> Callable[[], str | None]:
                         digest.update(chunk)
         except OSError:
             return None
-        is_same = all(FileStamp.of(path) == stamp for path, stamp in stamps.items())
+        is_same = all(file_stamp(path) == stamp for path, stamp in stamps.items())
         return digest.hexdigest() if is_same else None
 
     return read
@@ -101,8 +99,8 @@ def supervised(
     cpus: Collection[int] = (),
     node: int | None = None,
 ) -> Supervisor:
-    """Return a supervisor of the engine. `cpus`: CPUs of the engine, or () for all of this process.
-    `node`: preferred NUMA node of its memory. The rest is as in `Supervisor`."""
+    """`cpus`: () for all of this process. `node`: preferred NUMA node of the memory. The rest is as in
+    `Supervisor`."""
     return Supervisor(
         (*_pinned(cpus, node), _PROCESS, settings.log_format),
         options,
@@ -128,10 +126,8 @@ def _pinned(cpus: Collection[int], node: int | None) -> tuple[str, ...]:
 
 
 def on_node(options: EngineOptions, node: int, nodes: Mapping[int, Sequence[int]]) -> EngineOptions:
-    """Return the options of the engine on one of several NUMA nodes, with the machine's limits divided.
-
-    Each engine reads its own weights, because a mapped file would lie on one node for all.
-    """
+    """Divide the machine's limits. Each engine reads its own weights, because a mapped file would lie on one
+    node for all."""
     cores = {one: len(cores_of(cpus)) for one, cpus in nodes.items()}
     threads = max(1, cores[node] * Machine().num_threads() // sum(cores.values()))
     return msgspec.structs.replace(
@@ -162,8 +158,7 @@ class ModelParts(NamedTuple):
     def open(
         cls, settings: Settings, plan: ModelPlan, share: MemoryShare | None, readers: ReaderPool
     ) -> ModelParts:
-        """Inspect the model. `share`: None for a model that has the machine for itself. Raises
-        StartupError."""
+        """Inspect the model. `share`: None for a model that has the machine for itself."""
         header = GgufHeader(plan.path)
         kind = model_kind(header)
         if plan.adapters and kind is not ModelKind.GENERATES:
@@ -199,13 +194,12 @@ class ModelParts(NamedTuple):
         return cls(plan, header, kind, read, options, grammars, defaults)
 
     def keeping_prefixes(self, files: PrefixFiles) -> ModelParts:
-        """Return the parts with a file for the prefix cache, if there can be one."""
         if self.kind is not ModelKind.GENERATES:
             return self
         return self._replace(options=files.with_file(self.options, self.plan.name))
 
     def served(self, engine: Engine, may_retry: Callable[[], bool] = lambda: False) -> ServedModel:
-        """Return the served model. The readers forget the model with it."""
+        """The readers forget the model with the result."""
         facts, options = self.read.facts, self.plan.options
         chat = facts.template
         named = {
@@ -304,9 +298,9 @@ class ModelBuilder:
         self._cores = SharedCores(batch_floor=self.settings.batch_floor) if self.num_models > 1 else None
 
     def build(self, plan: ModelPlan, *, again: bool = False) -> LoadedModel:
-        """Build a model, which sleeps; the only one is loaded at once, if it does not replace another
-        (`again`). An unreadable file becomes the model's state. Raises StartupError for the first build of
-        the only one."""
+        """Build a model, which sleeps; the only one is loaded at once unless it replaces another (`again`).
+        An unreadable file becomes the model's state, except for the first build of the only one, which raises
+        StartupError."""
         share = None
         if not self.is_alone:
             share = MemoryShare(self.keeper.budget.limit_bytes, self.num_models, plan.memory_bytes)
@@ -321,7 +315,7 @@ class ModelBuilder:
         return model
 
     def _built(self, plan: ModelPlan, share: MemoryShare | None, *, begins_asleep: bool) -> LoadedModel:
-        stamp, parts = FileStamp.of(plan.path), ModelParts.open(self.settings, plan, share, self.readers)
+        stamp, parts = file_stamp(plan.path), ModelParts.open(self.settings, plan, share, self.readers)
         if plan.options.cache_file == "auto":  # else the user chose where the cache is kept, if anywhere
             self._prefixes = self._prefixes or PrefixFiles.of_user(num_models=self.num_models)
             parts = parts.keeping_prefixes(self._prefixes)
@@ -350,7 +344,7 @@ class ModelBuilder:
             grammars=ModelGrammars(unreadable),
         )
         entry = self._entry(plan, engine, MemoryNeed(weights=0, cells=0, buffers=0))
-        return LoadedModel(plan, served, engine, entry, FileStamp.of(plan.path), is_broken=True)
+        return LoadedModel(plan, served, engine, entry, file_stamp(plan.path), is_broken=True)
 
     def _engine(
         self, name: str, options: EngineOptions, foretold: ModelInfo | None, *, begins_asleep: bool = False

@@ -14,6 +14,7 @@ from openai_cpu_server.config.settings import Settings, revealed
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.replica import cache_namespace, key_identity
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.http.keys import is_loopback
 from openai_cpu_server.http.options import ApiOptions, MediaOptions, SchedulingOptions
@@ -21,8 +22,8 @@ from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.sampling import sampling_in_file
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.model_source import AdapterFiles
 from openai_cpu_server.model_source.aliases import recommended_sampling
+from openai_cpu_server.model_source.resolve import AdapterFiles
 from openai_cpu_server.models.defaults import MOST_TOKENS, MOST_TOKENS_WITH_REASONING, ModelDefaults
 from openai_cpu_server.prompt.chat_prompts import whole_prompt
 from openai_cpu_server.reader.model import profiled
@@ -33,7 +34,6 @@ _MIB = 1024 * 1024
 
 
 def api_options(settings: Settings) -> ApiOptions:
-    """Return the options of the API, in its own names and units."""
     folder = settings.media_dir and expanded_path(settings.media_dir)
     if folder is not None and not folder.is_dir():
         raise StartupError(f"--media-dir: the folder {folder} does not exist")
@@ -45,7 +45,7 @@ def api_options(settings: Settings) -> ApiOptions:
         "max_body_bytes": settings.max_body_mb * _MIB,
         "max_bodies_bytes": max(settings.max_bodies_mb, settings.max_body_mb) * _MIB,
         "max_file_bytes": settings.max_file_mb * _MIB,
-        "default_priority": settings.priority,
+        "default_priority": Priority[settings.default_priority.upper()],
         "isolate_by_key": settings.isolates_by_key,
         "request_timeout_s": settings.request_timeout,
         "keep_streams_s": settings.resume_seconds,
@@ -98,8 +98,8 @@ logger = logging.getLogger(__name__)
 def engine_options(
     settings: Settings, plan: ModelPlan, tokenizer: Tokenizer, readers: ReaderPool, *, cache_bytes: int
 ) -> EngineOptions:
-    """Return the user's choices, else the results of `tune`, else the defaults. The location of the prefix
-    cache is left open unless chosen."""
+    """Prefer the user's choices, then the results of `tune`. The location of the prefix cache is left open
+    unless chosen."""
     of, pinned_namespace = plan.options, ""
     if settings.cache_dir is not None and settings.profile_dir.exists() and not settings.profile_dir.is_dir():
         raise StartupError(f"--cache-dir: {settings.profile_dir} is not a folder")
@@ -137,8 +137,7 @@ def engine_options(
 
 
 def model_defaults(settings: Settings, plan: ModelPlan, header: GgufHeader, *, thinks: bool) -> ModelDefaults:
-    """Merge the defaults of the server, the model's makers, its file and its table. Raises StartupError for a
-    file with a value out of range."""
+    """Merge the defaults of the server, the model's makers, its file and its table."""
     own, is_bare = plan.of_table.sampling, plan.options.sampling_defaults == "openai"
     values = own
     if not is_bare:
@@ -151,18 +150,13 @@ def model_defaults(settings: Settings, plan: ModelPlan, header: GgufHeader, *, t
 
 
 def adapter_files(settings: Settings) -> AdapterFiles:
-    """Return the files that clients may load as adapters. Raises StartupError if the folder is missing."""
-    folder = settings.adapter_dir
-    if folder is None:
-        return AdapterFiles(None)
-    folder = expanded_path(folder)
-    if not folder.is_dir():
+    folder = settings.adapter_dir and expanded_path(settings.adapter_dir)
+    if folder is not None and not folder.is_dir():
         raise StartupError(f"--adapter-dir: the folder {folder} does not exist")
     return AdapterFiles(folder)
 
 
 def read_text(path: Path) -> str:
-    """Read a text file. Raises StartupError."""
     try:
         return expanded_path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -170,14 +164,14 @@ def read_text(path: Path) -> str:
 
 
 def cache_bytes(plan: ModelPlan, share: MemoryShare | None) -> int:
-    """Return the size of the prefix cache. `share`: None for a model that has the machine for itself."""
+    """`share`: None for a model that has the machine for itself."""
     if plan.options.cache_mb is not None:
         return plan.options.cache_mb * _MIB
     return Machine().total_memory() // 4 if share is None else share.cache_bytes
 
 
 def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokenize a prompt as at the beginning of a request: with BOS and control tokens."""
+    """Tokenize as at the beginning of a request: with BOS and control tokens."""
     tokens = whole_prompt(read_text(path), tokenizer, most_tokens=None)
     if not tokens:
         raise StartupError(f"{path} contains no text to pin")

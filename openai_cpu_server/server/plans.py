@@ -24,9 +24,9 @@ from openai_cpu_server.llama.gguf.heads import require_model
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model import kv_size
-from openai_cpu_server.model_source import FoundModel, drafting_file, model_to_serve, projector_of
 from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.model_source.names import HubName
+from openai_cpu_server.model_source.resolve import FoundModel, drafting_file, model_to_serve, projector_of
 from openai_cpu_server.models.keeper import MemoryNeed
 from openai_cpu_server.models.registry import Preset
 from openai_cpu_server.models.routing.options import RouterOptions, problem
@@ -53,12 +53,11 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Idle time after which it is unloaded, or None for never."""
     is_pinned: bool
     memory_bytes: int | None
-    """Memory limit of this model."""
+    """Limit of this model."""
     draft: Path | None = None
-    """File of the model or the head that drafts, if that is not the model's."""
+    """File that drafts, if that is not the model's."""
     adapters: tuple[AdapterSource, ...] = ()
     of_table: ModelOptions = NO_TABLE
-    """Options of its own table."""
     waits_for_requests: bool = False
     """True if the default model is not loaded at the start."""
 
@@ -68,7 +67,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def planned_models(settings: Settings) -> list[ModelPlan]:
-    """Return at least one plan, the default first. Raises StartupError with one line."""
+    """Return at least one plan, the default first."""
     folder = {} if settings.models_dir is None else ModelFolder(models_folder(settings)).names()
     found = [*_named(settings, folder)]
     waiting = [*_named_elsewhere(settings, folder, [model.name for model, _ in found])]
@@ -111,7 +110,6 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
 
 
 def models_folder(settings: Settings) -> Path:
-    """Return the folder of `--models-dir`. Raises StartupError if it is missing."""
     assert settings.models_dir is not None, "the option is set"
     folder = expanded_path(settings.models_dir)
     if not folder.is_dir():
@@ -120,14 +118,14 @@ def models_folder(settings: Settings) -> Path:
 
 
 def plan_in_folder(name: str, path: Path, settings: Settings) -> ModelPlan:
-    """Plan a model of that folder with the server's options. Blocks. Raises StartupError."""
+    """Plan a model of the folder with the server's options. Blocks."""
     return _plan(FoundModel(name, path), NO_TABLE, {}, settings)
 
 
 def _named_elsewhere(
     settings: Settings, folder: Mapping[str, Path], names: list[str]
 ) -> Iterator[tuple[FoundModel, ModelTable]]:
-    """Yield models of the folder that an alias, a router or an adapter refers to."""
+    """Yield models that an alias, a router or an adapter refers to."""
     meant = [*settings.aliases.values(), *(option.model for option in settings.adapter if option.model)]
     meant += [to for table in settings.models.values() if table.router for to in table.router.routes.values()]
     for name in dict.fromkeys(meant):
@@ -136,7 +134,7 @@ def _named_elsewhere(
 
 
 def _first_of(folder: Mapping[str, Path]) -> list[tuple[FoundModel, ModelTable]]:
-    """Choose the default: the first readable model that generates."""
+    """Choose the first readable model that generates."""
     for name, path in folder.items():
         try:
             header = GgufHeader(path)
@@ -150,7 +148,6 @@ def _first_of(folder: Mapping[str, Path]) -> list[tuple[FoundModel, ModelTable]]
 
 class PulledModel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    """Name by which it was requested and is served."""
     source: str
     """`hf:OWNER/REPO/FILE`."""
     path: str
@@ -165,8 +162,7 @@ class StoredModels(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> StoredModels:
-        """Read the file, without models whose files have gone. A missing file is empty. Raises
-        StartupError."""
+        """Leave out models whose files have gone. A missing file is empty."""
         try:
             models = msgspec.json.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
@@ -181,35 +177,18 @@ class StoredModels(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(models, pulled=tuple(one for one in models.pulled if one not in gone))
 
     def write(self, path: Path) -> None:
-        """Write the file atomically. Raises OSError."""
+        """Write atomically. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(msgspec.json.format(msgspec.json.encode(self), indent=2))
 
-    def named(self, name: str) -> PulledModel | None:
-        return next((model for model in self.pulled if model.name == name), None)
-
-    def with_pulled(self, model: PulledModel) -> StoredModels:
-        others = (one for one in self.pulled if one.name != model.name)
-        return msgspec.structs.replace(self, pulled=(*others, model))
-
-    def without(self, name: str) -> StoredModels:
-        return StoredModels(
-            pulled=tuple(one for one in self.pulled if one.name != name),
-            presets={key: preset for key, preset in self.presets.items() if key != name},
-        )
-
-    def with_preset(self, name: str, preset: Preset) -> StoredModels:
-        return msgspec.structs.replace(self, presets={**self.presets, name: preset})
-
 
 def stored_models_file() -> Path:
-    """Return the file of models that came at run time. Raises StartupError."""
     return user_data_dir() / "models.json"
 
 
 def plan_of_pulled(model: PulledModel, settings: Settings) -> ModelPlan:
-    """Plan a pulled model, whose files exist, with the server's options."""
+    """The files exist, and the server's options apply."""
     return ModelPlan(
         names=(model.name,),
         path=Path(model.path),
@@ -229,8 +208,8 @@ def _draft(model: Path, options: ModelOptions, hub: HubName | None = None) -> Pa
 def planned_routers(
     settings: Settings, plans: Sequence[ModelPlan], kinds: Mapping[str, ModelKind | None]
 ) -> list[ModelRouter]:
-    """Build the routers. `kinds`: kind of each model by name, or None for an unreadable file. Raises
-    StartupError for a router that leads nowhere."""
+    """`kinds`: kind of each model by name, or None for an unreadable file. Raises StartupError for a router
+    that leads nowhere."""
     options = router_options(settings, plans)
     if (message := problem(options, kinds)) is not None:
         raise StartupError(message)
@@ -238,7 +217,6 @@ def planned_routers(
 
 
 def router_options(settings: Settings, plans: Sequence[ModelPlan]) -> list[RouterOptions]:
-    """Return the tables that are routers, with their names and aliases."""
     tables = _router_tables(settings)
     aliases = _aliases(settings.aliases, [*(plan.name for plan in plans), *tables])
     return [
@@ -309,7 +287,6 @@ def _require_models_of(adapters: list[AdapterOption], names: list[str]) -> None:
 
 
 def _aliases(targets: Mapping[str, str], names: list[str]) -> dict[str, str]:
-    """Map each alias to the model's own name."""
     meanings = {}
     for alias in targets:
         seen = [alias]
@@ -331,27 +308,27 @@ def _require_distinct(names: list[str]) -> None:
 
 
 _PROCESS_BYTES = 150 * 1024 * 1024
-"""Memory of an engine process without its model: Python, llama.cpp, numpy, llguidance."""
+"""An engine process without its model: Python, llama.cpp, numpy, llguidance."""
 
 
 class MemoryShare(NamedTuple):
     """Part of the memory for one of several models."""
 
     budget_bytes: int
-    """Budget of all models."""
+    """For all models."""
     num_models: int
     own_bytes: int | None
     """Limit of this model."""
 
     @property
     def cache_bytes(self) -> int:
-        """Return a quarter of the budget, as for a model that has the machine for itself."""
+        """A quarter of the budget, as for a model that has the machine for itself."""
         return (self.own_bytes or self.budget_bytes // self.num_models) // 4
 
 
 class ModelEstimate(NamedTuple):
     options: EngineOptions
-    """Options with the size of the KV cache."""
+    """With the size of the KV cache."""
     need: MemoryNeed
     info: ModelInfo
 
@@ -359,18 +336,15 @@ class ModelEstimate(NamedTuple):
 def estimate_model(
     options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShare | None
 ) -> ModelEstimate:
-    """Estimate a model's memory and facts from its files. `share`: None for an only model. Raises
-    StartupError for unreadable files."""
+    """Estimate a model's memory and facts from its files. `share`: None for an only model."""
     header = GgufHeader(Path(options.model_path))
     require_model(header)
     kind, kv_type = model_kind(header), kv_size.KVType.named(options.kv_type)
     generates = kind is ModelKind.GENERATES
     draft, _ = kv_size.planned_drafts(header, options) if generates else (None, None)
     weights = total_bytes(model_files(header)) + (0 if draft is None else draft.weights)
-    encoder, ffn_width = (
-        kv_size.encoder_memory(options),
-        header.get_int(header.for_architecture("feed_forward_length")),
-    )
+    encoder = kv_size.encoder_memory(options)
+    ffn_width = header.get_int(header.for_architecture("feed_forward_length"))
     # The largest step's activations and logits, in f32: a row has the logits of all tokens, or some copies of
     # the widest activation.
     step_bytes = 4 * kv_size.batch_tokens(options) * (vocabulary.vocab_size + 4 * (ffn_width or 0))
@@ -395,8 +369,7 @@ def estimate_model(
 
 
 def _cells(options: EngineOptions, token_bytes: int, need: MemoryNeed, share: MemoryShare | None) -> int:
-    """Return the requested number, else up to 16,384 in half of the free memory beside the weights,
-    divided between the models."""
+    """Half of the free memory beside the weights is divided between the models."""
     if (requested := options.kv_tokens) is not None:
         if share is None and not options.offload.wants_device:  # the engine also counts what it has loaded
             kv_size.pool_cells(requested, token_bytes, Machine().free_memory())

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _MIB = 1024 * 1024
 _MOST_BYTES = 8192 * _MIB
 _SHARE = 0.1
-"""Limit of all files together, as a share of the free disk space."""
+"""All files together may take this share of the free disk space."""
 _MOST_OF_ONE = 1024 * _MIB
 """A file of this size is read and checked in 0.3 s of CPU time at the start (256 MiB: 0.07 s)."""
 _LEAST = 16 * _MIB
@@ -58,8 +58,7 @@ class PrefixFiles:
         return cls(base and base / "prefixes", num_models=num_models)
 
     def with_file(self, options: EngineOptions, name: str) -> EngineOptions:
-        """Return the options with a file in a folder of its own, because an engine may write anything in
-        its folder."""
+        """Use a folder for the model alone, because an engine may write anything in its folder."""
         if self._folder is None or self._most_bytes < _LEAST or not options.cache_bytes:
             return options
         facts = (
@@ -91,7 +90,6 @@ def _room(folder: Path, most_bytes: int) -> int:
 
 
 def _files(folder: Path) -> list[tuple[Path, int]]:
-    """Return the files with their sizes, most recently used first."""
     found = []
     for path in folder.glob(f"*/{_CELLS}*"):
         with contextlib.suppress(OSError):

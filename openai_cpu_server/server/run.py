@@ -29,22 +29,11 @@ from openai_cpu_server.config.sources import option
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.http import server as web
 from openai_cpu_server.http.body import BodyQuota
 from openai_cpu_server.http.frames import LimitedSocket
 from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.limits import Meter, RateLimits
-from openai_cpu_server.http.server import (
-    ACCEPTED_AT_ONCE,
-    Complaints,
-    ConnectionLimits,
-    Hangup,
-    LimitedConnection,
-    Listener,
-    WebServer,
-    authority,
-    limited,
-    room_for_connections,
-)
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.database import open_database
@@ -65,7 +54,6 @@ _MIB = 1024 * 1024
 
 
 def check_answer_cache(settings: Settings) -> None:
-    """Check the options of the answer cache for contradictions. Raises StartupError."""
     if settings.semantic_cache is None and settings.semantic_cache_model is not None:
         raise StartupError("--semantic-cache-model needs --semantic-cache, such as 0.95")
     if revealed(settings.answer_cache) == "off" and settings.semantic_cache is not None:
@@ -75,7 +63,6 @@ def check_answer_cache(settings: Settings) -> None:
 def open_answer_lookup(
     settings: Settings, models: ModelRegistry, watcher: AnswerObserver
 ) -> AnswerLookup | None:
-    """Open the answer cache, or return None without one. Raises StartupError with one line."""
     check_answer_cache(settings)
     least, where = settings.semantic_cache, revealed(settings.answer_cache)
     if where == "off" or (where is None and least is None):
@@ -89,8 +76,7 @@ def open_answer_lookup(
 
 
 def embedding_model(models: ModelRegistry, named: str | None) -> str:
-    """Return the model that embeds for the server itself. `named`: value of the option, or None for the
-    only one. Raises StartupError."""
+    """Return the model that embeds for the server itself. `named`: None for the only one."""
     can = [model.name for model in models.current if model.kind is ModelKind.EMBEDS]
     if named is None:
         if len(can) == 1:
@@ -110,17 +96,16 @@ def embedding_model(models: ModelRegistry, named: str | None) -> str:
 logger = logging.getLogger(__name__)
 
 _CLOSE_CONNECTIONS_S = 1
-"""Time for connections to send their last bytes after Ctrl-C."""
+"""Connections may send their last bytes for this long after Ctrl-C."""
 
 
 def run_server(
     settings: Settings, reader: ReaderChild | None = None, on_listening: Callable[[str], None] | None = None
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM. `on_listening`: receives the server's URL. Raises StartupError with one
-    line."""
+    """Serve until Ctrl-C or SIGTERM. `on_listening`: receives the server's URL."""
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # the log may be closed
         faulthandler.enable()  # a crash of native code tells where it was
-    hangup = Hangup()
+    hangup = web.Hangup()
     set_up_logs(settings.log_level, settings.log_format)
     for advice in peer_variables(foreign_settings(), {*map(option, Settings.model_fields)}):
         logger.warning(advice)
@@ -142,14 +127,14 @@ def run_server(
         config = _web_config(settings, served.api, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
         try:
-            server = WebServer(
+            server = web.WebServer(
                 config,
                 fleet,
                 drain_s=settings.drain_seconds,
                 checkpoint=served.jobs.stop if served.jobs else partial(asyncio.sleep, 0),
             )
             scheme = "https" if config.is_ssl else "http"
-            url = f"{scheme}://{authority(*listener.getsockname()[:2])}"
+            url = f"{scheme}://{web.authority(*listener.getsockname()[:2])}"
             logger.info("listening on %s", url)
             if on_listening is not None:
                 on_listening(url)
@@ -177,8 +162,8 @@ class ServedApi(NamedTuple):
 
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Keep the answer cache open and batch jobs running. At the end jobs stay resumable and MCP
-        servers are stopped."""
+        """Keep the answer cache open and batch jobs running. At the end jobs stay resumable and MCP servers
+        are stopped."""
         nothing = contextlib.nullcontext()
         async with self.answer_lookup or nothing, self.mcp or nothing:
             if self.jobs is None:
@@ -202,8 +187,7 @@ def open_api(
     keeping: ModelKeeping | None = None,
     store: ModelStore | None = None,
 ) -> ServedApi:
-    """Build the API. `keeping`: loads and unloads models, or None. `store`: changes the set of models, or
-    None. Raises StartupError with one line."""
+    """`keeping`: loads and unloads models, or None. `store`: changes the set of models, or None."""
     answer_lookup = open_answer_lookup(settings, models, telemetry.metrics)
     mcp = None
     if settings.mcp or settings.mcp_allow_url:
@@ -244,8 +228,7 @@ class OfflineModels(NamedTuple):
 
 
 def offline(settings: Settings, plans: Sequence[ModelPlan]) -> OfflineModels:
-    """Build models without a server. The caller must run and close the fleet. Raises StartupError with one
-    line."""
+    """Build models without a server. The caller must run and close the fleet."""
     tune_engines()
     telemetry = Telemetry.new(model=plans[0].name)
     fleet = ModelFleet(settings, plans, telemetry, reader_pool(settings, plans))
@@ -256,18 +239,18 @@ def offline(settings: Settings, plans: Sequence[ModelPlan]) -> OfflineModels:
 
 def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> uvicorn.Config:
     """`close_s`: time for connections to end when the server stops."""
-    limits = ConnectionLimits(
-        max_connections=room_for_connections(settings.max_connections),
+    limits = web.ConnectionLimits(
+        max_connections=web.room_for_connections(settings.max_connections),
         read_timeout_s=settings.read_timeout_s,
         write_timeout_s=settings.write_timeout_s,
         messages=lambda: BodyQuota(api.bodies, sys.maxsize),
-        complaints=Complaints(),
+        complaints=web.Complaints(),
     )
     config = uvicorn.Config(
         api.app,
-        http=limited(LimitedConnection, limits),
-        ws=limited(LimitedSocket, limits),
-        backlog=ACCEPTED_AT_ONCE,
+        http=web.limited(web.LimitedConnection, limits),
+        ws=web.limited(LimitedSocket, limits),
+        backlog=web.ACCEPTED_AT_ONCE,
         ws_max_size=settings.max_body_mb * _MIB,
         ws_per_message_deflate=False,  # saves little in small messages, and costs CPU
         lifespan="off",
@@ -290,7 +273,7 @@ def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> 
 
 
 async def _run(
-    server: WebServer, fleet: ModelFleet, listener: socket.socket, hangup: Hangup, served: ServedApi
+    server: web.WebServer, fleet: ModelFleet, listener: socket.socket, hangup: web.Hangup, served: ServedApi
 ) -> None:
     """Run engines and web server side by side. An only engine that cannot start ends both."""
     hangup.call(served.keys.reload)
@@ -306,10 +289,10 @@ async def web_serving(
     settings: Settings, api: ServedApplication, *, close_s: int
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Answer requests on a port that other processes may share. At the end running requests have
-    `close_s`. Raises StartupError."""
+    `close_s`."""
     config = _web_config(settings, api, close_s=close_s)
     with listening(settings.host, settings.port, is_shared=True) as listener:
-        server = Listener(config)
+        server = web.Listener(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield task
@@ -345,7 +328,7 @@ def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[sock
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (while ")[0]
         remedy = _REMEDIES.get(error.errno or 0, "")
-        raise StartupError(f"cannot listen on {authority(host, port)}: {why}{remedy}") from None
+        raise StartupError(f"cannot listen on {web.authority(host, port)}: {why}{remedy}") from None
     with listener:
         # Connections inherit it. asyncio would set it for those of a socket made with IPPROTO_TCP alone, and
         # without it a kept-alive client gets bodies and tokens some 40 ms late: they wait for its next ACK.

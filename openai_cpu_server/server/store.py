@@ -1,4 +1,4 @@
-"""Changes of the set of models at run time: administrators pull, remove and derive models, and those of
+"""Changes of the set of models at run time: administrators pull, remove and derive models, and models of
 `--models-dir` are served on request."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from openai_cpu_server.errors import (
     StartupError,
     wrong,
 )
-from openai_cpu_server.model_source import hub_name
 from openai_cpu_server.model_source.folder import FileState, FolderModel, ModelFolder
+from openai_cpu_server.model_source.resolve import hub_name
 from openai_cpu_server.models.registry import LATEST, AvailableModel, ChosenModel, Preset, ensure_served
 from openai_cpu_server.server.fleet import ModelFleet
 from openai_cpu_server.server.plans import (
@@ -42,17 +42,16 @@ from openai_cpu_server.server.plans import (
 logger = logging.getLogger(__name__)
 
 _KEEP_FREE_MB = 2048
-"""Disk space that a pull leaves free for other programs."""
 _PULL = ("-m", "openai_cpu_server", "pull", "--json", "--keep-free", str(_KEEP_FREE_MB))
 _REMOVE = ("-m", "openai_cpu_server", "rm")
-"""Command in a process of its own, because it computes hashes and the hub's library takes memory."""
+"""Commands in processes of their own, because they compute hashes and the hub's library takes memory."""
 _MOST_NAMES = 1000
 _NAME = re.compile(r"[A-Za-z0-9][\w.:/@+-]{0,255}")
 _LINE_BYTES = 1 << 16
 
 
 class _Pull:
-    """A running pull and its listeners. It is cancelled with the last of them."""
+    """A running pull. It is cancelled with the last of its listeners."""
 
     def __init__(self, work: Callable[[Callable[[PullStep], None]], Awaitable[None]]) -> None:
         self._listeners: set[asyncio.Queue[PullStep | None]] = set()
@@ -88,7 +87,6 @@ class FleetStore:
     thread."""
 
     def __init__(self, settings: Settings, fleet: ModelFleet) -> None:
-        """Read the file of models. Raises StartupError."""
         self._settings = settings
         self._fleet = fleet
         self._models = fleet.registry
@@ -100,8 +98,8 @@ class FleetStore:
                 self._models.derive(name, preset)
 
     async def pull(self, name: str) -> AsyncIterator[PullStep]:
-        """Pull a model and yield the progress until it is served. A second caller joins the running pull.
-        Without listeners it is cancelled, and downloaded data stays. Raises PullFailed, ModelNotLoaded."""
+        """Pull a model and yield the progress until it is served. A second caller joins the running pull;
+        without listeners it is cancelled, and downloaded data stays. Raises PullFailed, ModelNotLoaded."""
         name = _bare(name)
         await ensure_served(self._models, name, None)
         if self._models.has(name):
@@ -114,21 +112,21 @@ class FleetStore:
             yield step
 
     async def remove(self, name: str) -> None:
-        """Remove a pulled model or a derived name. Raises ModelNotFound, ModelInUse, and InvalidRequest
-        for other models."""
+        """Remove a pulled model or a derived name. Raises ModelNotFound, ModelInUse, and InvalidRequest for
+        other models."""
         name = _bare(name)
         if name in self._stored.presets:
             self._models.forget_preset(name)
-            self._store(self._stored.without(name))
+            self._store(presets={key: one for key, one in self._stored.presets.items() if key != name})
             return
-        pulled = self._stored.named(name)
+        pulled = next((model for model in self._stored.pulled if model.name == name), None)
         if pulled is None:
             raise InvalidRequest(f"'{self._choose(name).name}' was not pulled, so it cannot be removed.")
         made = [key for key, preset in self._stored.presets.items() if preset.base == name]
         if made:
             raise InvalidRequest(f"'{made[0]}' is derived from '{name}': remove '{made[0]}' first.")
         await self._fleet.remove(self._choose(name).model)
-        self._store(self._stored.without(name))
+        self._store(pulled=tuple(model for model in self._stored.pulled if model.name != name))
         if all(model.path != pulled.path for model in self._stored.pulled):
             process = await asyncio.create_subprocess_exec(
                 sys.executable, *_REMOVE, pulled.source, stdin=DEVNULL, stderr=PIPE
@@ -138,8 +136,8 @@ class FleetStore:
                 logger.warning("%s", errors.decode(errors="replace").strip())
 
     async def derive(self, name: str, preset: Preset) -> None:
-        """Define a derived name, also for later starts. Raises ModelNotFound, and InvalidRequest if a
-        model has the name."""
+        """Define a name, also for later starts. Raises ModelNotFound, and InvalidRequest if a model has the
+        name."""
         name = _bare(name)
         if not _NAME.fullmatch(name):
             raise wrong(f"'{name}' is not a valid model name.", "model")
@@ -151,7 +149,7 @@ class FleetStore:
         if base.preset is not None:
             preset = preset.over(base.preset)
         self._models.derive(name, preset)
-        self._store(self._stored.with_preset(name, preset))
+        self._store(presets={**self._stored.presets, name: preset})
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -171,14 +169,15 @@ class FleetStore:
             raise PullFailed(f"Fetching '{name}' ended without a message; see the server's log.")
         pulled = PulledModel(name=name, source=done.name, path=done.path, projector=done.projector)
         await self._fleet.add(plan_of_pulled(pulled, self._settings))
-        self._store(self._stored.with_pulled(pulled))
+        others = (model for model in self._stored.pulled if model.name != name)
+        self._store(pulled=(*others, pulled))
         logger.info("%s was downloaded from the hub, and is served: %s", name, done.path)
         emit(msgspec.structs.replace(done, path=None, projector=None))
 
-    def _store(self, models: StoredModels) -> None:
-        self._stored = models
+    def _store(self, **changes: object) -> None:
+        self._stored = msgspec.structs.replace(self._stored, **changes)
         try:
-            models.write(self._file)
+            self._stored.write(self._file)
         except OSError as error:
             logger.error("the next start will not have this change: cannot write %s: %s", self._file, error)
 
@@ -208,7 +207,7 @@ def _source(name: str) -> str:
 
 
 async def _fetching(source: str) -> AsyncIterator[PullStep]:
-    """Yield the process's progress. The process ends with its listener."""
+    """The process ends with its listener."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, *_PULL, "--", source, stdout=PIPE, stdin=DEVNULL, stderr=DEVNULL, limit=_LINE_BYTES
     )
@@ -229,7 +228,7 @@ async def _fetching(source: str) -> AsyncIterator[PullStep]:
 
 
 _LOOK_S = 0.5
-"""Minimum interval of folder scans for unknown names."""
+"""Least time between two scans for unknown names."""
 
 
 class ModelDir:
@@ -282,7 +281,7 @@ class ModelDir:
                     await self._fleet.dismiss(name)
 
     async def bring(self, name: str) -> None:
-        """Serve the model. Cancelling a caller does not stop a load that others wait for."""
+        """Cancelling a caller does not stop a load that others wait for."""
         if self._fleet.registry.has(name):
             return
         if name not in self._coming:

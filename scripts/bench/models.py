@@ -17,8 +17,8 @@ from random_model.tensors import Quant
 from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import FILE_TYPES, GgufHeader, is_copy
-from openai_cpu_server.model_source import resolve_model
 from openai_cpu_server.model_source.package import PACKAGED
+from openai_cpu_server.model_source.resolve import resolve_model
 
 _SCRIPTS = Path(__file__).resolve().parents[1]
 _MAKE_MODEL = _SCRIPTS / "make_model.py"

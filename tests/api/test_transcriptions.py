@@ -30,7 +30,7 @@ from openai_cpu_server.http.options import ApiOptions, MediaOptions
 from openai_cpu_server.http.parse import parse_form
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
-from openai_cpu_server.reader.sounds import decoded_sounds
+from openai_cpu_server.reader.sounds import sound_pieces
 from tests.api.calls import FIGURES, PIECES, call, end, scored, text
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
@@ -58,8 +58,9 @@ def hearing(
     """A model that hears, behind one that does not. `pieces`: those of any sound, decoded one by one."""
 
     def opened(data: bytes, rate: int, most: int, at_once: int) -> Any:
-        whole = () if pieces else decoded_sounds(data, rate=rate, most_samples=most, most_at_once=at_once)
-        return ((piece,) for piece in pieces) if pieces else iter([whole])
+        if pieces:
+            return ((piece,) for piece in pieces)
+        return iter([tuple(sound_pieces(data, rate=rate, most_samples=most, most_at_once=at_once))])
 
     ears = model_read_here(
         names=("ears",),

@@ -9,7 +9,7 @@ import pytest
 from openai_cpu_server.config.adapters import AdapterOption, AdapterSource, adapters_of_table, parse_adapter
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupError
-from openai_cpu_server.model_source import AdapterFiles
+from openai_cpu_server.model_source.resolve import AdapterFiles
 
 
 @pytest.mark.parametrize(

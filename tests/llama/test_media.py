@@ -37,7 +37,7 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
 from openai_cpu_server.llama.gguf.encoders import why_deadly
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.reader.sounds import decoded_sounds
+from openai_cpu_server.reader.sounds import sound_pieces
 from tests.architectures.plain import PlainLlama
 from tests.architectures.test_architectures import ENGINE, running
 from tests.engine.driver import Engine
@@ -390,7 +390,7 @@ def helper() -> Iterator[Callable[[bytes], npt.NDArray[np.float32]]]:
 
 
 def decoded_samples(data: bytes) -> npt.NDArray[np.float32]:
-    (found,) = decoded_sounds(data, rate=RATE, most_samples=RATE, most_at_once=0)
+    (found,) = sound_pieces(data, rate=RATE, most_samples=RATE, most_at_once=0)
     return np.frombuffer(found.content, "<f4")
 
 

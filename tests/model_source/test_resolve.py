@@ -16,13 +16,6 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_source import (
-    DemoFiles,
-    drafting_file,
-    model_to_serve,
-    projector_of,
-    resolve_model,
-)
 from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.model_source.names import (
     HubName,
@@ -34,6 +27,13 @@ from openai_cpu_server.model_source.names import (
     whole_models,
 )
 from openai_cpu_server.model_source.package import Package, PackagedModel
+from openai_cpu_server.model_source.resolve import (
+    DemoFiles,
+    drafting_file,
+    model_to_serve,
+    projector_of,
+    resolve_model,
+)
 from tests.hub_stand_in import Hub, Repo, running
 from tests.terminal import seen_on_a_terminal
 from tests.tiny_model import tiny_model_path, tiny_projector_path
@@ -47,7 +47,7 @@ LIBRARIES = (
     *("tqdm.auto", "filelock", "yaml", "rich.console"),
 )
 """What the hub's library imports. It itself is imported anew by each process."""
-RESOLVER = Program("tests.resolving:main", "openai_cpu_server.model_source", *LIBRARIES)
+RESOLVER = Program("tests.resolving:main", "openai_cpu_server.model_source.resolve", *LIBRARIES)
 QUANTS = {f"model.{quant}.gguf": quant.encode() * 999 for quant in ("Q2_K", "Q4_K_M", "Q8_0")}
 SPLIT = {f"Q4_K_M/big-Q4_K_M-0000{part}-of-00003.gguf": b"part %d" % part for part in (1, 2, 3)}
 REPOS = {

@@ -13,7 +13,7 @@ from openai_cpu_server.contract.media import Sound
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.reader import messages as wire
 from openai_cpu_server.reader.process import ReaderWorker
-from openai_cpu_server.reader.sounds import decoded_sounds
+from openai_cpu_server.reader.sounds import sound_pieces
 from tests.fuzz.sounds import FILES, RATE, mp3_frames, oddities, tone, wav
 
 HERTZ = 440
@@ -39,7 +39,7 @@ def encoded(form: str, codec: str, rate: int) -> bytes:
 
 def heard(data: bytes) -> tuple[float, int]:
     """Seconds and the loudest frequency."""
-    (sound,) = decoded_sounds(data, rate=RATE, most_samples=100 * RATE, most_at_once=0)
+    (sound,) = sound_pieces(data, rate=RATE, most_samples=100 * RATE, most_at_once=0)
     samples = np.frombuffer(sound.content, "<f4")
     spectrum = np.abs(np.fft.rfft(samples))
     return len(samples) / RATE, round(float(spectrum.argmax()) * RATE / len(samples))
@@ -115,7 +115,7 @@ def test_a_rate_at_which_a_frame_lasts_for_hours_is_refused_before_it_is_resampl
 )
 def test_a_sound_that_costs_more_than_its_length_is_refused_before_its_end(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match="more computing than 1 seconds") as refusal:
-        decoded_sounds(data, rate=RATE, most_samples=RATE, most_at_once=0)
+        list(sound_pieces(data, rate=RATE, most_samples=RATE, most_at_once=0))
     assert refusal.value.code == "audio_too_large"
 
 
@@ -144,7 +144,7 @@ def digests(pieces: Sequence[Sound]) -> list[str]:
 def test_a_long_sound_is_opened_in_several_pieces_of_work_by_one_process_or_by_several() -> None:
     noise = np.random.default_rng(1).normal(0, 0.1, 300 * 8_000).clip(-1, 1)
     data = wav(noise, rate=8_000)
-    whole = digests(decoded_sounds(data, rate=RATE, most_samples=1_000 * RATE, most_at_once=30 * RATE))
+    whole = digests([*sound_pieces(data, rate=RATE, most_samples=1_000 * RATE, most_at_once=30 * RATE)])
     worker = ReaderWorker()
     first = opened(worker, data, 0)
     assert first is not None

@@ -44,7 +44,7 @@ from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.measurements import Profile, load_profile
 from openai_cpu_server.llama.model.kv_size import planned_drafts
 from openai_cpu_server.llama.offload.choice import NO_DEVICE
-from openai_cpu_server.model_source import drafting_file, local_model, projector_of
+from openai_cpu_server.model_source.resolve import drafting_file, local_model, projector_of
 
 
 class InspectReport(msgspec.Struct, frozen=True):
@@ -59,11 +59,11 @@ class InspectReport(msgspec.Struct, frozen=True):
     why_no_device: str | None
     profile: Profile | None
     speed: SpeedFacts | None
-    """Predicted speed, or None if it was not measured on this machine."""
+    """Prediction, or None if it was not measured on this machine."""
 
 
 def text(report: InspectReport, name: str) -> str:
-    """`name`: the model, as the user has named it."""
+    """`name`: as the user has named the model."""
     sections = [_about(report), _mixture(report.model)]
     tokenizer = report.model.tokenizer
     if tokenizer is not None and tokenizer.special:

@@ -59,7 +59,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     rope_scaling_factor: float | None
     rope_original_context: int | None
     window: int | None
-    """Attention window of some or all layers in tokens, or None for all tokens."""
+    """Tokens that some or all layers see, or None for all."""
     has_state: bool
     """True if some or all layers keep a state per sequence instead of KV cells."""
 
@@ -77,7 +77,7 @@ class TokenizerFacts(msgspec.Struct, frozen=True):
     size: int
     special: list[SpecialToken]
     adds_bos: bool | None
-    """The kind's default applies if None."""
+    """Absent for the kind's default."""
     adds_eos: bool | None
 
 
@@ -104,7 +104,6 @@ class HearingFacts(msgspec.Struct, frozen=True):
     bands: int | None
     layers: int | None
     why_not: str | None
-    """Reason why it cannot be served, or None."""
 
 
 class FileFacts(msgspec.Struct, frozen=True):
@@ -143,7 +142,6 @@ def read_facts(header: GgufHeader, tensors: list[Tensor]) -> FileFacts:
 
 
 def read_encoders(header: GgufHeader) -> tuple[SightFacts | None, HearingFacts | None]:
-    """Return the projector's encoders of pictures and of sound."""
     facts, path, file_bytes = ProjectorFacts.of(header), str(header.path), total_bytes([header.path])
     sight, hearing = None, None
     if (seeing := facts.seeing) is not None:
@@ -233,13 +231,13 @@ _KEY = "tokenizer.chat_template"
 class TemplateFacts(msgspec.Struct, frozen=True):
     source: str
     named: list[str]
-    """Names of further templates in the file, such as `tool_use`."""
+    """Further templates in the file, such as `tool_use`."""
     tool_format: str | None
-    """Format of calls, or None if the template cannot be used."""
+    """Absent if the template cannot be used."""
     reasoning_format: str | None
-    """Format of thoughts, or None if the template shows none."""
+    """Absent if the template shows no thoughts."""
     reasoning_field: str | None
-    """Field from which the template reads earlier thoughts, or None."""
+    """Field from which the template reads earlier thoughts."""
     shape: TemplateShape | None
     problem: str | None
 

@@ -1,12 +1,10 @@
 """Memory beside the weights, and tokens per second predicted from steps measured on this machine. Memory
-bandwidth alone predicts nothing: few machines approach its bound, because with few cores arithmetic
-decides."""
+bandwidth alone predicts nothing: with few cores arithmetic decides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -35,7 +33,7 @@ _LENGTHS = (1_024, 4_096)
 
 
 class SequencesThatFit(msgspec.Struct, frozen=True):
-    """Number of sequences of this length that fit at once, without shared prefixes."""
+    """Sequences of this length that fit at once, without shared prefixes."""
 
     tokens: int
     sequences: int
@@ -79,7 +77,6 @@ def read_memory(
         kind: HostMemory.of(header, draft, kind, free, encoder=encoder, device_memory=device_memory)
         for kind in KVType
     }
-    left = host_memories[KVType.F16].free_bytes
     pool, problem = None, None
     try:
         host_memory = host_memories[KVType.named(options.kv_type)]
@@ -89,7 +86,7 @@ def read_memory(
     return MemoryFacts(
         total_bytes=machine.total_memory(),
         free_bytes=free,
-        left_bytes=left,
+        left_bytes=host_memories[KVType.F16].free_bytes,
         draft_model=str(draft.header.path) if draft is not None else None,
         kv_type=options.kv_type,
         kv_types=kv_costs(host_memories, trained, options.kv_type),
@@ -120,7 +117,7 @@ def kv_costs(host_memories: Mapping[KVType, HostMemory], trained: int | None, se
 class SplitCost(msgspec.Struct, frozen=True):
     split: str
     turn_ms: float | None
-    """Measured time of a turn of a chat, or None if the split failed."""
+    """Time of a turn of a chat, or None if the split failed."""
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
@@ -138,7 +135,6 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
 
 def read_devices(options: EngineOptions, cache_dir: Path, machine: Machine) -> list[DeviceFacts]:
-    """Return the devices of this build. Raises StartupError."""
     return [_on_device(options, device, cache_dir, machine) for device in devices()]
 
 
@@ -191,9 +187,7 @@ class SpeedFacts(msgspec.Struct, frozen=True):
     decode: list[DecodeSpeed]
 
 
-class MeasuredCurve(NamedTuple):
-    key: CurveKey
-    curve: CostCurve
+MeasuredCurve = tuple[CurveKey, CostCurve]
 
 
 def best_known(
@@ -201,7 +195,7 @@ def best_known(
 ) -> MeasuredCurve | None:
     """Return the stored curve with the most similar options."""
     found = [
-        MeasuredCurve(key, curve)
+        (key, curve)
         for key, curve in curves(cache_dir).of_model(model)
         if key.split is None or options.offload.wants_device
     ]
@@ -209,7 +203,7 @@ def best_known(
     served = _served_with(options, header, machine)
 
     def likeness(measured: MeasuredCurve) -> int:
-        return sum(a == b for a, b in zip(_measured_with(measured.key), served, strict=True))
+        return sum(a == b for a, b in zip(_measured_with(measured[0]), served, strict=True))
 
     return max(found, key=likeness, default=None)
 
@@ -218,13 +212,13 @@ def measure(
     options: EngineOptions, cache_dir: Path, on_progress: Callable[[str, float], None]
 ) -> MeasuredCurve:
     """Load the model and time its steps, unless they are known, and store the curve for `serve`.
-    `on_progress` gets the activity and a fraction. Raises StartupError."""
+    `on_progress` gets the activity and a fraction."""
     backend = LlamaBackend.load(options, lambda fraction: on_progress("loading", fraction))
     try:
         curve = cost_curve(
             backend, options, cache_dir, lambda fraction: on_progress("timing steps", fraction)
         )
-        return MeasuredCurve(CurveKey.of(backend.info, options), curve)
+        return CurveKey.of(backend.info, options), curve
     finally:
         backend.close()
 

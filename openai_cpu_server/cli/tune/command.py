@@ -17,20 +17,7 @@ from rich.table import Table
 
 from openai_cpu_server.child_processes.spawn import child_environment
 from openai_cpu_server.cli.plain_text import columns, option_value, show
-from openai_cpu_server.cli.tune.search import (
-    FEW,
-    MANY,
-    TuneFailure,
-    TuneGoal,
-    TuneRow,
-    TuneTimings,
-    TuneTrial,
-    WorkloadPart,
-    factors,
-    num_trials,
-    search,
-    winner,
-)
+from openai_cpu_server.cli.tune import search
 from openai_cpu_server.config.command_line import CommandParser
 from openai_cpu_server.config.folders import expanded_path
 from openai_cpu_server.config.parser import read_settings
@@ -45,13 +32,13 @@ from openai_cpu_server.llama.measure.splits import SplitKey, SplitRace
 from openai_cpu_server.llama.model.kv_size import HostMemory, KVType
 from openai_cpu_server.llama.offload.choice import NO_DEVICE, device_for, split_planner_for
 from openai_cpu_server.llama.offload.split import Split
-from openai_cpu_server.model_source import resolve_model
+from openai_cpu_server.model_source.resolve import resolve_model
 
-_COLUMNS = ("prompt", "1 alone", f"{FEW} together", f"{MANY} together", "gain")
+_COLUMNS = ("prompt", "1 alone", f"{search.FEW} together", f"{search.MANY} together", "gain")
 
 
-def table(rows: Sequence[TuneRow], goal: TuneGoal) -> Table:
-    best = winner(rows)
+def table(rows: Sequence[search.TuneRow], goal: search.TuneGoal) -> Table:
+    best = search.winner(rows)
     table = Table(title=f"tokens per second, and the gain in {goal.value}")
     table.add_column("setting", no_wrap=True)
     for name in _COLUMNS:
@@ -66,14 +53,14 @@ def table(rows: Sequence[TuneRow], goal: TuneGoal) -> Table:
     return table
 
 
-def summary(rows: Sequence[TuneRow]) -> str:
-    best = winner(rows)
+def summary(rows: Sequence[search.TuneRow]) -> str:
+    best = search.winner(rows)
     options = msgspec.structs.asdict(best.profile).items()
     flags = " ".join(f"--{name.replace('_', '-')} {option_value(value)}" for name, value in options)
     return f"{flags}\n{_gain(best, rows[0])} times the speed of the defaults"
 
 
-def _numbers(row: TuneRow, first: TuneRow) -> tuple[str, ...]:
+def _numbers(row: search.TuneRow, first: search.TuneRow) -> tuple[str, ...]:
     timings = row.timings
     if timings is None:
         return ("-",) * len(_COLUMNS)
@@ -81,7 +68,7 @@ def _numbers(row: TuneRow, first: TuneRow) -> tuple[str, ...]:
     return (*(f"{1000 / ms:.1f}" if ms else "-" for ms in per_token), f"{_gain(row, first)}x")
 
 
-def _gain(row: TuneRow, first: TuneRow) -> str:
+def _gain(row: search.TuneRow, first: search.TuneRow) -> str:
     assert row.cost_ms is not None
     assert first.cost_ms is not None
     return f"{first.cost_ms / row.cost_ms:.2f}"
@@ -104,23 +91,25 @@ class TuneProcesses:
         self._deadline = time.monotonic() + budget_s
         self._first_s: float | None = None
 
-    def measure(self, profile: Profile, parts: tuple[WorkloadPart, ...]) -> TuneTimings | TuneFailure:
+    def measure(
+        self, profile: Profile, parts: tuple[search.WorkloadPart, ...]
+    ) -> search.TuneTimings | search.TuneFailure:
         started = time.monotonic()
         left_s = self._deadline - started
         if self._first_s is None:
             limit_s = 10 * self._budget_s
         elif left_s < 0.5 * self._first_s:
-            return TuneFailure("not measured: no time left")
+            return search.TuneFailure("not measured: no time left")
         else:
             limit_s = min(max(_GRACE_S, _PATIENCE * self._first_s), left_s + _GRACE_S)
         options = profile.applied(self._options)
-        answer = _run(TuneTrial(options=options, parts=parts, context=self._context), limit_s)
+        answer = _run(search.TuneTrial(options=options, parts=parts, context=self._context), limit_s)
         if self._first_s is None:
             self._first_s = time.monotonic() - started
         return answer
 
 
-def _run(trial: TuneTrial, limit_s: float) -> TuneTimings | TuneFailure:
+def _run(trial: search.TuneTrial, limit_s: float) -> search.TuneTimings | search.TuneFailure:
     pipe = subprocess.PIPE
     with subprocess.Popen(
         _COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=child_environment()
@@ -129,13 +118,15 @@ def _run(trial: TuneTrial, limit_s: float) -> TuneTimings | TuneFailure:
             output, _ = child.communicate(msgspec.json.encode(trial), timeout=limit_s)
         except subprocess.TimeoutExpired:
             child.kill()
-            return TuneFailure(f"took longer than {limit_s:.0f} s")
+            return search.TuneFailure(f"took longer than {limit_s:.0f} s")
         except BaseException:
             child.kill()
             raise
     if child.returncode != 0:
-        return TuneFailure(f"crashed (exit code {child.returncode})")
-    answer: TuneTimings | TuneFailure = msgspec.json.decode(output, type=Union[TuneTimings, TuneFailure])
+        return search.TuneFailure(f"crashed (exit code {child.returncode})")
+    answer: search.TuneTimings | search.TuneFailure = msgspec.json.decode(
+        output, type=Union[search.TuneTimings, search.TuneFailure]
+    )
     return answer
 
 
@@ -143,13 +134,12 @@ _BUDGET_S, _BUDGET_MAX_S = 100.0, 900.0
 """Seconds for a model of up to 1 GB, in proportion for larger ones, and the most."""
 _PREFILL_TOKENS = (64, 128, 256, 512)
 _CONTEXT = 512
-_POOL_CELLS = (MANY + 1) * _CONTEXT + 1024
+_POOL_CELLS = (search.MANY + 1) * _CONTEXT + 1024
 
 
 def tune(arguments: Sequence[str]) -> None:
-    """Run the command. Writes nothing before all is measured. Raises StartupError."""
     options = _parser().parse_args(arguments)
-    model, goal, console = resolve_model(options.model), TuneGoal(options.goal), Console()
+    model, goal, console = resolve_model(options.model), search.TuneGoal(options.goal), Console()
     neighbours = OtherProcesses()
     cache_dir = expanded_path(options.cache_dir) if options.cache_dir else read_settings([]).profile_dir
     race = _raced_splits(model, goal, cache_dir) if options.gpu_layers else None
@@ -167,7 +157,7 @@ def tune(arguments: Sequence[str]) -> None:
     if others >= NOISY and not options.force:
         show(f"Not stored: other processes took {others:.0%} of the machine. Tune again when it is idle.")
         return
-    profile = winner(rows).profile
+    profile = search.winner(rows).profile
     if race is not None:
         race.keep_for(profile)
     path = save_profile(model, cache_dir, profile)
@@ -184,8 +174,8 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--for",
         dest="goal",
-        choices=[goal.value for goal in TuneGoal],
-        default=TuneGoal.THROUGHPUT.value,
+        choices=[goal.value for goal in search.TuneGoal],
+        default=search.TuneGoal.THROUGHPUT.value,
         help="one user's answer as soon as possible, or many users' tokens (default: throughput)",
     )
     parser.add_argument(
@@ -202,7 +192,7 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _raced_splits(model: Path, goal: TuneGoal, cache_dir: Path) -> SplitRace:
+def _raced_splits(model: Path, goal: search.TuneGoal, cache_dir: Path) -> SplitRace:
     header, machine = GgufHeader(model), Machine()
     engine_options = msgspec.structs.replace(
         _engine_options(header, machine), offload=Offload(gpu_layers="auto")
@@ -219,7 +209,7 @@ def _raced_splits(model: Path, goal: TuneGoal, cache_dir: Path) -> SplitRace:
         options = msgspec.structs.replace(engine_options, offload=split.offload)
         children = TuneProcesses(options, context=_CONTEXT, budget_s=_budget_s(header) / len(candidates))
         answer = children.measure(start, goal.parts)
-        if isinstance(answer, TuneFailure):
+        if isinstance(answer, search.TuneFailure):
             raise StartupError(answer.message)
         return goal.cost_ms(answer)
 
@@ -228,22 +218,22 @@ def _raced_splits(model: Path, goal: TuneGoal, cache_dir: Path) -> SplitRace:
 
 
 def _measure(
-    model: Path, goal: TuneGoal, cache_dir: Path, console: Console, race: SplitRace | None
-) -> list[TuneRow]:
+    model: Path, goal: search.TuneGoal, cache_dir: Path, console: Console, race: SplitRace | None
+) -> list[search.TuneRow]:
     header, machine = GgufHeader(model), Machine()
     start = _defaults(header, machine, cache_dir)
     cores = machine.num_threads()
     threads = sorted({max(1, cores // 2), max(1, cores - 1), cores, machine.num_cpus()})
-    plan = factors(goal, threads=threads, prefill_tokens=_PREFILL_TOKENS)
+    plan = search.factors(goal, threads=threads, prefill_tokens=_PREFILL_TOKENS)
     options = _engine_options(header, machine)
     if race is not None:
         options = msgspec.structs.replace(options, offload=race.best().offload)
     children = TuneProcesses(options, context=_CONTEXT, budget_s=_budget_s(header))
-    rows: list[TuneRow] = []
+    rows: list[search.TuneRow] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"measuring {model.name}", total=num_trials(start, plan))
-        for row in search(start, plan, goal, children.measure):
+        task = bar.add_task(f"measuring {model.name}", total=search.num_trials(start, plan))
+        for row in search.search(start, plan, goal, children.measure):
             rows.append(row)
             bar.advance(task)
     if rows[0].timings is None:

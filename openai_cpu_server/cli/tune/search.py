@@ -65,8 +65,7 @@ class TuneGoal(enum.Enum):
 
     def cost_ms(self, timings: TuneTimings) -> float:
         """Return the time of one turn of a chat alone (256 tokens of prompt in chunks, 64 more, 64 of
-        output), or of one request of many (256 tokens of prompt, 96 of output) and a little of one alone.
-        All its parts must have been timed."""
+        output), or of one request of many (256 tokens of prompt, 96 of output) and a little of one alone."""
         return sum(weight * float(getattr(timings, name)) for name, weight in _WEIGHTS[self].items())
 
 
@@ -106,7 +105,7 @@ class TuneRow:
 
 
 def factors(goal: TuneGoal, *, threads: Sequence[int], prefill_tokens: Sequence[int]) -> list[TuneFactor]:
-    """Return the factors to try, the most important first, because time may run out."""
+    """Return the most important factors first, because time may run out."""
     repack = TuneFactor("repack", (True, False), goal.parts)
     kv_type = TuneFactor("kv_type", ("f16", "f32", "bf16", "q8_0"), goal.parts)
     flash = TuneFactor("flash_attention", (True, False), goal.parts)

@@ -1,6 +1,5 @@
 """Routers: names that choose one of several models for each request.
 
 The API calls `follow` for a request that names a router, and `verdict` when a cascade's small model has
-answered. The start checks the options. A router always decides, even if what it asks fails. The same label
-gets the same share, and a header of the response gives the reason.
+answered. The start checks the options. A router always decides, even if what it asks fails.
 """

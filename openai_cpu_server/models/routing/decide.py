@@ -18,10 +18,7 @@ _HASHED = 2**64
 
 
 class RouterInput(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a request that a router may use."""
-
     texts: tuple[str, ...]
-    """All texts of the prompt."""
     request: str
     """Text of the last user message."""
     given_tokens: int = 0
@@ -31,12 +28,12 @@ class RouterInput(msgspec.Struct, frozen=True, kw_only=True):
     has_schema: bool
     stream: bool
     user: str
-    """Label of the user, for sticky routes."""
+    """Label for sticky routes."""
     key: str
 
 
 class RouteReason(enum.Enum):
-    """Reason for a route, as a label for metrics."""
+    """The value is a label for metrics."""
 
     RULE = "rule"
     CLASSIFIED = "classified"
@@ -61,13 +58,13 @@ class RouteDecision(msgspec.Struct, frozen=True):
     route: str
     reason: RouteReason
     why: str
-    """Reason in one line for people."""
+    """For people, in one line."""
 
 
 def by_rules(
     rules: Sequence[Rule], facts: RouterInput, num_tokens: Callable[[], int]
 ) -> tuple[int, Rule] | None:
-    """Return the first rule that holds, with its number from 1. `num_tokens` counts the prompt's tokens."""
+    """Return the first rule that holds, with its number from 1."""
     for number, rule in enumerate(rules, start=1):
         if _holds(rule, facts, num_tokens):
             return number, rule
@@ -85,7 +82,7 @@ def _holds(rule: Rule, facts: RouterInput, num_tokens: Callable[[], int]) -> boo
 
 
 def by_share(shares: Shares, draw: float) -> str:
-    """Return the route whose part of the weights contains `draw`, which is in [0, 1)."""
+    """`draw`: in [0, 1)."""
     left = draw * sum(weight for _, weight in shares.weights)
     taken = [(route, weight) for route, weight in shares.weights if weight > 0]
     for route, weight in taken:
@@ -110,8 +107,6 @@ def nearest_example(examples: Rows, text: Rows) -> tuple[int, float]:
 
 
 class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts by which an answer is judged."""
-
     logprobs: tuple[float, ...]
     finish: FinishReason
     has_form: bool

@@ -22,12 +22,11 @@ class RoutedCall(NamedTuple):
     why: str
     """Reasons of all routers on the way."""
     cascade: Cascade | None = None
-    """Rule by which the answer is judged, or None."""
+    """Rule by which the answer is judged."""
     larger: str | None = None
     """Model that answers if the small one does not answer well enough."""
 
     def after(self, judged: RouteDecision, chosen: ChosenModel) -> RoutedCall:
-        """Return this call with the decision on the small model's answer."""
         why = f"{self.why.removesuffix(TO_BE_JUDGED)}{judged.why}"
         return RoutedCall(self.router, chosen, judged.reason, why)
 
@@ -35,8 +34,8 @@ class RoutedCall(NamedTuple):
 async def follow(
     models: ModelRegistry, router: ModelRouter, facts: RouterInput, caller: RouterCaller, name: str
 ) -> RoutedCall:
-    """Follow routers to a model. A caller who may use a router may use its targets. Raises ModelNotFound,
-    WrongModelKind or EngineUnavailable only if a target itself does."""
+    """Follow routers to a model. A caller who may use a router may use its targets. Raises only what a target
+    raises: ModelNotFound, WrongModelKind, EngineUnavailable."""
     reasons: list[str] = []
     while True:
         decision = await router.decide(
@@ -56,10 +55,9 @@ async def follow(
 def _routed(
     models: ModelRegistry, router: ModelRouter, decision: RouteDecision, target: str, name: str, why: str
 ) -> RoutedCall:
-    cascade = router.cascade
-    if cascade is None or decision.reason is not RouteReason.SURE:
-        chosen = choose_able(models, target, None, Ability.GENERATE)
-        return RoutedCall(name, chosen, decision.reason, why)
+    cascade = router.options.way
+    if not isinstance(cascade, Cascade) or decision.reason is not RouteReason.SURE:
+        return RoutedCall(name, choose_able(models, target, None, Ability.GENERATE), decision.reason, why)
     larger = router.options.routes[cascade.large]
     try:
         chosen = choose_able(models, target, None, Ability.GENERATE)

@@ -12,7 +12,7 @@ from openai_cpu_server.contract.model_info import ModelKind
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """Conditions on a request. The rule holds if all of them hold."""
+    """The rule holds if all conditions hold."""
 
     route: str
     prompt_tokens_over: int | None = None
@@ -26,7 +26,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """Rules of which the first that holds decides."""
+    """The first rule that holds decides."""
 
     rules: tuple[Rule, ...]
 
@@ -36,15 +36,14 @@ class Classifier(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     prompt: str
-    """Prompt with `{request}` for the last user message."""
+    """With `{request}` for the last user message."""
     timeout_s: float
 
 
 class Examples(msgspec.Struct, frozen=True, kw_only=True):
-    """Choice of the route whose example is most similar to the last user message."""
+    """The route whose example is most similar to the last user message."""
 
     model: str
-    """Embedding model."""
     texts: tuple[tuple[str, str], ...]
     """(route, example)."""
     least_similarity: float
@@ -55,7 +54,6 @@ class WhenStreaming(enum.Enum):
     HOLD = "hold"
     """The small model's answer is held back until it is accepted."""
     LARGE = "large"
-    """Streams are answered by the large model."""
 
 
 class Cascade(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +62,7 @@ class Cascade(msgspec.Struct, frozen=True, kw_only=True):
     small: str
     large: str
     mean_logprob: float
-    """Mean log-probability below which an answer is not good enough."""
+    """Least mean log-probability of a good answer."""
     when_streaming: WhenStreaming
 
 
@@ -102,7 +100,7 @@ class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Kinds = Mapping[str, "ModelKind | None"]
-"""Kind of each model by name, or None if its file cannot be read."""
+"""By name; None if its file cannot be read."""
 
 
 def problem(routers: Sequence[RouterOptions], kinds: Kinds) -> str | None:
@@ -118,10 +116,8 @@ def _problems(router: RouterOptions, by_name: Mapping[str, RouterOptions], kinds
             if isinstance(router.way, Cascade):
                 yield f"{here}: {route} = {target!r} is a router, and a cascade needs models"
             continue
-        base = (
-            target if target in kinds else target.rpartition(":")[0]
-        )  # adapters come and go: it may be one's
-        name = base if base in kinds else target
+        base = target.rpartition(":")[0]  # adapters come and go: it may be one's
+        name = base if target not in kinds and base in kinds else target
         yield from _no_plain_model(f"{here}: {route} =", name, ModelKind.GENERATES, kinds)
     if isinstance(router.way, Classifier):
         yield from _no_plain_model(

@@ -40,7 +40,7 @@ from openai_cpu_server.prompt.chat_prompts import Conversation
 from openai_cpu_server.prompt.reasoning import switch
 
 _MOST_CHARS = 4000
-"""Characters of a request that are considered: both ends of a longer one."""
+"""A longer request is cut to both ends."""
 _UNKNOWN = "[UNK]"
 """WordPiece's token for a word outside the vocabulary."""
 _SPARE_TOKENS = 8
@@ -48,7 +48,7 @@ _SPARE_TOKENS = 8
 
 
 class RouterCaller(msgspec.Struct, frozen=True):
-    """Originator of the request, with whose priority the router's own question is queued."""
+    """The router's own question is queued with this priority."""
 
     priority: Priority
     client: str
@@ -95,26 +95,8 @@ def _question(
     )
 
 
-class ExampleRows:
-    """Embeddings of a router's examples, computed once per model."""
-
-    def __init__(self, options: Examples) -> None:
-        self._texts = tuple(text for _, text in options.texts)
-        self._tasks: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Rows]] = weakref.WeakKeyDictionary()
-
-    async def of(self, model: ServedModel) -> Rows:
-        """Return the embeddings. Cancelling a caller does not cancel the computation that others wait for.
-        Raises ServerError."""
-        task = self._tasks.get(model)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            caller = RouterCaller(Priority.INTERACTIVE, "")
-            task = asyncio.create_task(embedded(model, self._texts, caller))
-            self._tasks[model] = task
-        return await asyncio.shield(task)
-
-
 async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCaller) -> Rows:
-    """Embed texts as rows (texts, numbers), cutting long ones. Raises ServerError."""
+    """Embed texts as rows, cutting long ones. Raises ServerError."""
 
     def tokenized() -> list[tuple[int, ...]]:
         limit, end = model.loaded().max_input_tokens, model.tokenizer.marks.end
@@ -125,8 +107,8 @@ async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCal
 
 
 async def embedded_whole(model: ServedModel, text: str, caller: RouterCaller) -> Rows | None:
-    """Embed a text as one row, or return None if it is too long or has words outside the vocabulary.
-    Raises ServerError."""
+    """Embed a text as one row, or return None if it is too long or has words outside the vocabulary. Raises
+    ServerError."""
     if len(text) > _MOST_CHARS:
         return None
     limit = model.loaded().max_input_tokens
@@ -163,7 +145,7 @@ def _shortened(text: str) -> str:
 
 
 ModelOf = Callable[[str], ServedModel]
-"""Returns the model of a name. Raises ServerError."""
+"""Function that may raise ServerError."""
 CountTokens = Callable[[RouterInput], int]
 TO_BE_JUDGED = "to be judged"
 
@@ -174,24 +156,19 @@ class ModelRouter:
     def __init__(self, options: RouterOptions) -> None:
         self.options = options
         self.created = int(time.time())
-        self._examples = ExampleRows(options.way) if isinstance(options.way, Examples) else None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.options.names
+        self._examples: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Rows]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """Embeddings of the examples, computed once per model."""
 
     @property
     def name(self) -> str:
         return self.options.name
 
-    @property
-    def cascade(self) -> Cascade | None:
-        return self.options.way if isinstance(self.options.way, Cascade) else None
-
     async def decide(
         self, facts: RouterInput, caller: RouterCaller, *, model_of: ModelOf, count: CountTokens
     ) -> RouteDecision:
-        """Choose a route. A cascade chooses its small route if that is to be tried."""
+        """A cascade chooses its small route if that is to be tried."""
         way = self.options.way
         if isinstance(way, Rules):
             rule = await asyncio.to_thread(by_rules, way.rules, facts, lambda: count(facts))
@@ -199,9 +176,8 @@ class ModelRouter:
                 return self._otherwise("no rule holds")
             return RouteDecision(rule[1].route, RouteReason.RULE, f"rule {rule[0]}")
         if isinstance(way, Shares):
-            label = {Stickiness.USER: facts.user, Stickiness.KEY: facts.key, Stickiness.NOBODY: ""}[
-                way.sticky
-            ]
+            labels = {Stickiness.USER: facts.user, Stickiness.KEY: facts.key, Stickiness.NOBODY: ""}
+            label = labels[way.sticky]
             draw = sticky_draw(self.name, label) if label else random.random()
             why = "share" + (" (sticky)" if label else "")
             return RouteDecision(by_share(way, draw), RouteReason.SHARE, why)
@@ -233,8 +209,12 @@ class ModelRouter:
     async def _by_example(
         self, way: Examples, facts: RouterInput, caller: RouterCaller, model: ServedModel
     ) -> RouteDecision:
-        assert self._examples is not None
-        examples = await self._examples.of(model)
+        task = self._examples.get(model)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            texts = tuple(text for _, text in way.texts)
+            task = asyncio.create_task(embedded(model, texts, RouterCaller(Priority.INTERACTIVE, "")))
+            self._examples[model] = task
+        examples = await asyncio.shield(task)  # others may wait for it too
         index, similarity = nearest_example(examples, await embedded(model, (facts.request,), caller))
         if similarity < way.least_similarity:
             return self._otherwise(f"similarity={similarity:.2f}")

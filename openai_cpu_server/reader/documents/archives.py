@@ -103,11 +103,7 @@ def _docx(data: bytes, archive: zipfile.ZipFile) -> Iterator[str]:
         for title, place in zip(("Header", "", "Footer", "Footnotes", "Endnotes"), places, strict=True):
             blocks = [*filter(None, map(_table, place))]
             if blocks:
-                yield (
-                    "\n".join([*([f"[{title}]"] if title else ()), *dict.fromkeys(blocks)])
-                    if title
-                    else ("\n".join(blocks))
-                )
+                yield "\n".join([f"[{title}]", *dict.fromkeys(blocks)] if title else blocks)
         for about, author, _, text in found.comments:
             yield f"[Comment of {author} on '{about.strip()}': {text.strip()}]"
     for name in archive.namelist():
@@ -140,12 +136,13 @@ def workbook_blocks(data: bytes, archive: zipfile.ZipFile | None = None) -> Iter
         is_sheet = sheet.typ is python_calamine.SheetTypeEnum.WorkSheet
         rows = book.get_sheet_by_name(sheet.name).iter_rows() if is_sheet else ()
         yield "\n".join([f"[Sheet: {sheet.name}{hidden}]", *map(_csv_row, rows)])
-    names = archive.namelist() if archive is not None else []
-    is_threaded = any("threadedComments/" in name for name in names)
-    for name in names:
-        if archive is not None and not (is_threaded and re.search(r"xl/comments\d*\.xml", name)):
+    if archive is None:
+        return
+    is_threaded = any("threadedComments/" in name for name in archive.namelist())
+    for name in archive.namelist():
+        if not (is_threaded and re.search(r"xl/comments\d*\.xml", name)):
             yield from _drawn(name, archive.read(name))
-        if archive is not None and name.startswith("xl/worksheets/sheet"):
+        if name.startswith("xl/worksheets/sheet"):
             num_unknown = len(_UNCOMPUTED.findall(archive.read(name)))
             if num_unknown:
                 yield f"[{num_unknown} formulas in {posixpath.basename(name)} have no stored result.]"

@@ -12,7 +12,6 @@ class DocumentKind(NamedTuple):
     extra: str
     """Extra of the package that reads it, or "" for none."""
     content: str
-    """Text that models get."""
 
 
 KINDS = (

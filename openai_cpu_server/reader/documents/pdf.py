@@ -83,7 +83,7 @@ def _page(pdf: Any, number: int) -> Iterator[Block]:
 
 
 def _text_runs(textpage: Any, text: str) -> list[TextRun]:
-    """Return the places of texts. Each text is looked for behind the one before."""
+    """Look for each text behind the one before."""
     runs, at = list[TextRun](), 0
     for index in range(textpage.count_rects()):
         left, bottom, right, top = textpage.get_rect(index)
@@ -147,7 +147,6 @@ def _string(call: Callable[..., int], *arguments: Any) -> str:
 
 
 def rendered_page(data: bytes, number: int, *, most_pixels: int) -> Picture:
-    """Return a page of a PDF as a picture. Raises InvalidRequest."""
     with contextlib.closing(opened_pdf(data)) as pdf:
         pdf.init_forms()
         page = pdf[number - 1]

@@ -67,7 +67,7 @@ def _runs(table: Sequence[_Line]) -> Iterator[TextRun]:
 
 
 def _lines(runs: Sequence[TextRun]) -> list[_Line]:
-    """Return the lines of the page from its top, each with its cells from the left."""
+    """From the top of the page, each with its cells from the left."""
     found: list[list[TextRun]] = []
     for run in sorted(runs, key=lambda run: -run.middle):
         if found and abs(found[-1][0].middle - run.middle) < 0.4 * min(found[-1][0].height, run.height):
@@ -88,7 +88,7 @@ def _cells(line: Sequence[TextRun]) -> _Line:
 
 
 def _tables(lines: Sequence[_Line], text: str) -> Iterator[list[_Line]]:
-    """Yield runs of near lines whose cells stand in at least two columns."""
+    """Yield near lines whose cells stand in at least two columns."""
     table: list[_Line] = []
     columns: list[_Span] = []
     for line in lines:

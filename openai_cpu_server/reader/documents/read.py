@@ -219,8 +219,8 @@ def _mail(data: bytes) -> Iterator[Block]:
         is_html = body.get_content_type() == "text/html"
         yield from _html(content.encode()) if is_html else [content.strip()]
     for part in islice(message.iter_attachments(), MOST_NAMED):
-        content = (
-            part.get_content() if part.get_content_type() != "message/rfc822" else bytes(part.get_content())
-        )
+        content = part.get_content()
+        if part.get_content_type() == "message/rfc822":
+            content = bytes(content)
         raw = content if isinstance(content, bytes) else str(content).encode(errors="surrogateescape")
         yield AttachedFile(part.get_filename() or part.get_content_type(), raw)
