@@ -1,4 +1,4 @@
-"""Construction of a core for models that generate, from the engine's options and the model."""
+"""Construction of a core for models that generate."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def build_core(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """Return a core with its saved prefix cache and submitted pinned prompts. `curve`: None to estimate
-    costs until there is time to `measure` them."""
+    """Return a core with its saved prefix cache and submitted pinned prompts. `curve`: None to estimate costs
+    until there is time to `measure` them."""
     info = backend.info
     options = msgspec.structs.replace(options, scheduling=scheduling_on(options.scheduling, info))
     reuses = options.experiment.prefix_sharing

@@ -1,4 +1,4 @@
-"""Engine core for models that generate, which connects scheduler and backend, and its reports about steps."""
+"""Engine core for models that generate, and its reports about steps."""
 
 from __future__ import annotations
 
@@ -308,7 +308,6 @@ class EngineCore(Core[Step]):
                 raise AssertionError("what loading brings is for the caller of `load_adapter`")
 
     def _forget_cache_file(self) -> None:
-        """A dropped cache must not return at the next start."""
         if self._cache_file is not None:
             with contextlib.suppress(OSError):
                 Path(self._cache_file).unlink()
@@ -327,7 +326,7 @@ class EngineCore(Core[Step]):
 
 @dataclass(eq=False)
 class LoadedAdapters:
-    """Adapters that requests may name, and adapters that are freed with their last request."""
+    """Adapters that requests may name, and others until their last request has ended."""
 
     scheduler: Scheduler
     backend: Backend
@@ -390,8 +389,7 @@ def log_step(
     started_s: float,
     elapsed_ms: float,
 ) -> None:
-    """Log the step before it is applied. `participants`: in the order of the spans; `reasons`: tokens of
-    each sequence by reason; `started_s`: on the monotonic clock."""
+    """Log a step before it is applied. `participants`: in the order of the spans."""
     if not logger.isEnabledFor(logging.DEBUG) or not step.spans:
         return
     why = reasons()
@@ -430,7 +428,8 @@ _LONG_AGO = float("-inf")
 
 @dataclass(eq=False)
 class StepTracer:
-    """Off until `ShowSteps`, without any cost. `note` and `take` must not be called while it is off."""
+    """Reports of steps between `ShowSteps` and `HideSteps`. `note` and `take` must not be called
+    otherwise."""
 
     clock: Callable[[], float]
     is_on: bool = False
@@ -454,7 +453,6 @@ class StepTracer:
         reasons: Mapping[Sequence, Mapping[StepReason, int]],
         result: StepResult,
     ) -> None:
-        """Record an executed step before it is applied."""
         self._adapter = step.adapter
         parts = [
             _part(sequence, span, reasons.get(sequence, _NO_REASONS), result)
@@ -512,7 +510,7 @@ _FORECAST_S = 0.1
 
 @dataclass(eq=False)
 class ForecastSource:
-    """Source of forecasts, at most ten times a second, and always when there is nothing more to compute."""
+    """Forecasts, at most ten times a second, and always when there is nothing more to compute."""
 
     scheduler: Scheduler
     journal: PrefixJournal

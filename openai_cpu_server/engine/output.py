@@ -38,10 +38,8 @@ class ReleasedText:
 
 
 class TextStream:
-    """Buffer that takes each token's bytes and releases text token by token.
-
-    Tokens that end within a character, or within a possible stop string, are held back.
-    """
+    """Releases text token by token. Tokens that end within a character, or within a possible stop string, are
+    held back."""
 
     def __init__(self, stop: Iterable[str]) -> None:
         self.watch(stop)
@@ -65,7 +63,7 @@ class TextStream:
         return ReleasedText(sum(start < at for start in starts), text, stop.decode())
 
     def flush(self) -> ReleasedText:
-        """Release all held text at the end. An unfinished character becomes U+FFFD."""
+        """Release all held text. An unfinished character becomes U+FFFD."""
         return self._release(len(self._ends))
 
     def _num_releasable(self) -> int:
@@ -107,7 +105,7 @@ class _Token:
 
 class SequenceOutput:
     """Converter of a sequence's progress into events. A step makes at most one event for each part of the
-    output; the one with `finish` is the last.
+    output.
 
     A sequence that resumes after a crash holds nothing back, because its first `num_released` output tokens
     were all released.
@@ -156,8 +154,8 @@ class SequenceOutput:
             self._parts.read(sequence.output[:num_released], b"".join(released).decode(errors="replace"))
 
     def begin(self, beginning: Iterable[int]) -> Events:
-        """Take the tokens that are forced before the first sample. They are sent with that sample, unless
-        they are the whole output."""
+        """Take the tokens that are forced before the first sample. They are sent with it, unless they are the
+        whole output."""
         reason = self._push([_Token(token, None, is_forced=True) for token in beginning])
         return () if reason is None else self._event(self._finish(reason))
 
@@ -184,7 +182,7 @@ class SequenceOutput:
                 yield TokenEvent(id=sequence.request.id, progress=progress)
 
     def end(self, reason: FinishReason) -> Events:
-        """Return the last events without another token. Held text is sent if the output is a result."""
+        """Return the last events. Held text is sent if the output is a result."""
         self._gained = _NOTHING
         if reason is FinishReason.STOP:
             self._gain(self._text.flush())
@@ -242,7 +240,6 @@ class SequenceOutput:
         self.is_loop = self._loops is not None and self._loops.read(token) and is_free and is_chosen
 
     def _follow(self, piece: bytes) -> None:
-        """Stop strings count from the token after the reasoning, and after headers behind it."""
         if self._shield is not None and self._shield.ends_with(piece):
             self._shield = None
             self._text.watch(self._sequence.request.stop)
@@ -285,7 +282,7 @@ class SequenceOutput:
 
 @dataclass(eq=False)
 class LiveOutputs:
-    """Outputs of all live sequences. Each sequence leaves the scheduler with its last event."""
+    """Outputs of live sequences, each of which leaves the scheduler with its last event."""
 
     sequences: LiveSequences
     backend: Backend
@@ -301,8 +298,8 @@ class LiveOutputs:
         return tuple(self._outputs)
 
     def beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the tokens that the constraint forces before the first sample, or none if tokens are
-        scored one by one. Any thread may call it. Raises `ConstraintFailed`."""
+        """Return the tokens that the constraint forces before the first sample, none if tokens are scored one
+        by one. Any thread may call it. Raises `ConstraintFailed`."""
         if request.constraint is None:
             return ()
         forced = self.backend.forced(request.constraint, output)
@@ -336,7 +333,7 @@ class LiveOutputs:
         self._take(sequence, events)
 
     def advance(self, advance: SequenceAdvance) -> None:
-        """Send the events of a sequence's progress. An error ends only that sequence."""
+        """Send the events of a sequence. An error ends only that sequence."""
         sequence = advance.sequence
         self.num_forced += sum(len(sample.forced) for sample in advance.samples)
         try:
@@ -354,7 +351,7 @@ class LiveOutputs:
             self._take(sequence, self._outputs[request_id].end(reason))
 
     def drop(self, request_id: str) -> Sequence | None:
-        """Remove the request without an event, and return its sequence, if any."""
+        """Remove the request without an event."""
         self._outputs.pop(request_id, None)
         sequence = self.sequences.get(request_id)
         if sequence is not None:

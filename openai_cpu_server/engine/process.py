@@ -92,8 +92,8 @@ def calibrated(
 
 
 def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
-    """Measure in turns with the loads of other engines. Return None if those have more work; the
-    measurement then continues while the engine is idle."""
+    """Return None if other engines have more work; the measurement then continues while the engine is
+    idle."""
     for _ in range(_MOST_TURNS):
         curve = calibrator.measure(lambda: turn.is_wanted)
         if curve is not None or turn.sharing.beside_interactive:

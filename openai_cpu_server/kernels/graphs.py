@@ -74,8 +74,7 @@ def random_weights(
     size: float = 1.0,
     bytes_of: range = range(256),
 ) -> Packed:
-    """Return packed weights, (outputs, bytes of a row), with scales of about `size`. Quantizing takes far
-    longer, and some types need an importance matrix."""
+    """Return packed weights, (outputs, bytes of a row), with scales of about `size`."""
     block = _BLOCKS[kind]
     shape = (outputs, depth // block.num_weights, block.num_bytes)
     packed = random.integers(bytes_of.start, bytes_of.stop, shape, np.uint8)
@@ -135,8 +134,7 @@ class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecurrentCase(msgspec.Struct, frozen=True, kw_only=True):
-    """Layer whose states are read from and written to llama.cpp's memory. The result is its output
-    followed by that memory."""
+    """Layer with states in llama.cpp's memory. The result is its output followed by that memory."""
 
     states: Floats
     """(cells, values): one cell per sequence, then as many for each earlier state."""
@@ -185,11 +183,10 @@ class ConvolutionCase(RecurrentCase, frozen=True, kw_only=True):
 class GgmlGraphs(GgmlTensors):
     @contextmanager
     def attending(self, *cases: AttentionCase, masks_change: bool = False) -> Iterator[Computing]:
-        """Compute attention repeatedly, in llama.cpp's layout; several cases are one graph, as of layers,
-        with the last one's result.
+        """Compute attention repeatedly, in llama.cpp's layout. Several cases are one graph, as of layers,
+        with the last one's result; those with the same mask object share its tensor.
 
-        Cases with the same mask object share its tensor. `masks_change`: store masks again each time, as in
-        steps.
+        `masks_change`: store masks again each time, as in steps.
         """
         arrays = [array for case in cases for array in (case.q, case.k, case.v, case.mask)]
         masks = {id(case.mask): case.mask for case in cases if case.mask is not None}
@@ -239,8 +236,8 @@ class GgmlGraphs(GgmlTensors):
 
     @contextmanager
     def multiplying_each(self, cases: Sequence[ProductCase]) -> Iterator[Computing]:
-        """Compute products in one graph, because starting one takes longer than a small product. Results
-        are concatenated. Cases with the same activations share their tensor."""
+        """Compute products in one graph, because starting one takes longer than a small product. Results are
+        concatenated."""
         arrays = [array for case in cases for array in (case.weights, case.activations)]
         with self._context(*arrays, *(np.empty(case.shape, np.float32) for case in cases)) as context:
             activations = {id(case.activations): case.activations for case in cases}
@@ -367,7 +364,6 @@ class GgmlGraphs(GgmlTensors):
             yield self._computing(context, [operation(context, *tensors, *options)], first.shape)
 
     def _rows_by_head(self, context: int, values: Floats, kind: GgmlType) -> Any:
-        """View (width, rows, heads), as of llama.cpp's pool."""
         return self._ggml.ggml_permute(context, self._tensor(context, values, kind), 0, 2, 1, 3)
 
     def _packed(self, context: int, case: ProductCase) -> Any:
@@ -378,8 +374,6 @@ _CPU_DEVICE = 0
 
 
 class StoredWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """Matrix, or several experts' matrices, in bytes of a file."""
-
     type: int
     """`ggml_type`."""
     depth: int
@@ -404,7 +398,6 @@ class LayoutGraphs(GgmlGraphs):
 
     @contextmanager
     def plain(self, weights: StoredWeights, rows: Sequence[int]) -> Iterator[Mapping[int, Computing]]:
-        """Products of unchanged weights, by number of rows."""
         with self._room(weights, rows, len(weights.data)) as context:
             tensor = self._new_tensor(context, weights.shape, weights.type)
             ctypes.memmove(self._ggml.ggml_get_data(tensor), weights.data, len(weights.data))

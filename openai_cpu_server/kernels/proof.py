@@ -1,4 +1,4 @@
-"""Self-test: a kernel is switched on only after it has reproduced ggml's results in this process."""
+"""Self-test of kernels against ggml's results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Operation = Callable[[GgmlGraphs], AbstractContextManager[Computing]]
 def kernels_in_use(mode: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lambda: None) -> Kernels:
     """Switch on the requested (`auto`, `invariant`, `fast` or `off`) and proved kernels.
 
-    `ggml`: loaded by llama_cpp. `pause`: called between small computations.
+    `pause`: called between small computations.
     """
     why_not = obstacle()
     if why_not is not None:

@@ -1,4 +1,4 @@
-"""Implementation of the contract's `Backend` with llama.cpp: execution of steps, and the model's adapters."""
+"""Implementation of the contract's `Backend`: execution of steps, and the model's adapters."""
 
 from __future__ import annotations
 
@@ -59,11 +59,9 @@ class Computed(NamedTuple):
 
 
 class LlamaBackend:
-    """Owns the model, the context, saved blocks, compiled grammars and samplers. Not thread-safe except
-    for `interrupt` and `forced`."""
+    """Owns all parts of a loaded model. Not thread-safe except for `interrupt` and `forced`."""
 
     def __init__(self, loaded: LoadedParts) -> None:
-        """Take ownership of `loaded`."""
         self.info = loaded.info
         self._loaded = loaded
         self._abort = loaded.abort
@@ -95,7 +93,7 @@ class LlamaBackend:
     def load(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load and warm up a model. Raises `StartupError` with one line for the terminal."""
+        """Load and warm up a model. Raises `StartupError`."""
         backend = cls.load_cold(options, on_progress, machine)
         try:
             backend.warm_up()
@@ -108,7 +106,7 @@ class LlamaBackend:
     def load_cold(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load a model. Raises `StartupError` with one line for the terminal."""
+        """Load a model. Raises `StartupError`."""
         backend = cls(load_model(options, on_progress, machine or Machine()))
         backend._constraints.wait_until_ready()
         _ = backend._loaded.vocabulary.pieces  # else the first output would wait where no grammar needs them
@@ -142,7 +140,7 @@ class LlamaBackend:
         self._loaded.model.close()
 
     def warm_up(self) -> bool:
-        """Compute one token, so that no request pays for the first use of the weights. Return False if
+        """Compute a token, so that no request pays for the first use of the weights. Return False if
         interrupted; another call continues."""
         self._batch.fill([Span(slot=0, start=0, tokens=(self._any_token,), sample=True)])
         with self._abort.armed():
@@ -155,11 +153,10 @@ class LlamaBackend:
         return True
 
     def execute(self, step: Step) -> StepResult:
-        """Execute the step's verbs, compute its spans and sample. Raises `DecodeFailed` or `BadLogits`, after
-        which the backend is unusable.
+        """Execute the verbs, compute the spans and sample. Raises `DecodeFailed` or `BadLogits`, after which
+        the backend is unusable.
 
-        Non-finite logits fail only their own sequence while the model computes others. An interrupted step
-        has executed its verbs. Padding that does not fit is dropped.
+        An interrupted step has executed its verbs. Padding that does not fit is dropped.
         """
         rollback = self._rollback(step)
         with self._abort.armed(is_armed=rollback is not None):
@@ -206,7 +203,7 @@ class LlamaBackend:
         return msgspec.structs.replace(result, encoded=is_done, encoding_ms=encoding_ms, faults=faults)
 
     def _rollback(self, step: Step) -> dict[int, int] | None:
-        """Slot that keeps each slot's state, or None if the step must not stop or no state can be kept."""
+        """Slots that keep the slots' states, or None if the step must not stop or they cannot be kept."""
         if not step.may_be_interrupted:
             return None
         if not self.info.state_bytes:
@@ -237,7 +234,7 @@ class LlamaBackend:
             self._context.share(rollback[span.slot], span.slot, 0, span.start)
 
     def _computes_numbers(self) -> bool:
-        """Compute a token in the padding slot. Return True if its logits are finite or no cell is free."""
+        """Compute a token. Return True if its logits are finite or no cell is free."""
         slot, token = self._sequences.padding_slot, self._any_token
         self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
         try:
@@ -360,10 +357,10 @@ class LlamaBackend:
     def _apart(self, spans: Sequence[Span]) -> list[list[Span]]:
         """Group spans so that each state can be restored after an interruption.
 
-        When sequences compute together, llama.cpp's graph first moves states, also those of others, to put
-        theirs side by side. An aborted graph may leave any of them half moved, so only graphs of one sequence
-        are aborted. That costs nothing, because llama.cpp makes two passes over the weights for single tokens
-        of some sequences and the rest of another anyway.
+        When sequences compute together, llama.cpp first moves states, also those of others, to put theirs
+        side by side. An aborted graph may leave any of them half moved, so only graphs of one sequence are
+        aborted. That costs nothing, because llama.cpp passes twice over the weights for steps of unequal
+        lengths anyway.
         """
         least = 1 if self._loaded.model.is_computed_apart else 2
         single = [span for span in spans if span.num_tokens < least]
@@ -373,9 +370,8 @@ class LlamaBackend:
     def _drafts_last(self, spans: Sequence[Span]) -> list[list[Span]]:
         """Group spans so that each state can roll back to before its draft.
 
-        llama.cpp keeps snapshots beside a state, and leaves them behind when it moves the state for other
-        sequences that compute together. So sequences with drafts come last, together if llama.cpp computes
-        them in one pass, else alone, because a lone sequence moves nothing.
+        llama.cpp leaves the snapshots of a state behind when it moves that for other sequences. So those with
+        drafts come last, together if llama.cpp computes them in one pass, else alone.
         """
         drafting = [span for span in spans if span.draft]
         if not self.info.state_bytes or not drafting:
@@ -436,7 +432,6 @@ class LlamaBackend:
         )
 
     def _sample(self, span: Span, logits: Logits) -> SampledSpan:
-        """An error ends only its own request."""
         opened = self._slots[span.slot]
         sampled = opened.sample_along(span.draft, logits)
         if sampled.num_accepted < len(span.draft):
@@ -459,8 +454,7 @@ class _Native(NamedTuple):
 
 @dataclass(eq=False)
 class NativeAdapters:
-    """Owns the adapters of one model, and sets one of them on its context, both of which must live until
-    `close`. Not thread-safe except for `check`."""
+    """Owns the adapters of one model, which must outlive this. Not thread-safe except for `check`."""
 
     model: Model
     context: Context
@@ -470,8 +464,8 @@ class NativeAdapters:
     _in_use: str | None = None
 
     def check(self, adapter: Adapter) -> None:
-        """Validate the file, because llama.cpp ends the process for some that it should reject. Any thread
-        may call this. Raises `AdapterFailed`."""
+        """Validate the file, because llama.cpp crashes with some. Any thread may call this. Raises
+        `AdapterFailed`."""
         path = Path(adapter.path)
         state = _file_state(path)
         if file_digest(path) != adapter.digest:
@@ -492,8 +486,7 @@ class NativeAdapters:
         )
 
     def use(self, key: str | None) -> None:
-        """Compute with this adapter, or none, from the next decode on. A change costs some milliseconds,
-        because llama.cpp plans its next graph again."""
+        """Compute with this adapter, or none, from the next decode on. A change costs some milliseconds."""
         if key == self._in_use:
             return
         address, scale = (None, 1.0) if key is None else self._loaded[key]

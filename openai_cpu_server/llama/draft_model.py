@@ -24,8 +24,6 @@ _FREE_SHARE = 16
 
 
 class DraftRequest(NamedTuple):
-    """Request for a draft behind the slot's tokens, the last of which are not computed yet."""
-
     slot: int
     tokens: Sequence[int]
     num_tokens: int
@@ -47,13 +45,13 @@ class ModelDraft(NamedTuple):
 
 
 class DraftModel(Protocol):
-    """Source of drafts. Its memory of a slot may have holes, which make drafts worse and change no output.
+    """Source of drafts. Holes in its memory make drafts worse and change no output.
 
     `catch_up`, `note`, `trim`, `share` and `set_adapter` are for sources that read the model's hidden rows.
     """
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
-        """Return greedy drafts by slot, without slots that cannot have one yet."""
+        """Return drafts by slot, without slots that cannot have one yet."""
 
     def forget(self, slot: int) -> None: ...
 
@@ -62,39 +60,36 @@ class DraftModel(Protocol):
     def close(self) -> None: ...
 
     def num_known(self, slot: int) -> int:
-        """Tokens of the slot that were read for drafting only."""
         return 0
 
     def listen(self, *, reads_along: bool) -> None:
-        """Begin or end to read along with the model."""
         return
 
     def catch_up(self, requests: Sequence[DraftRequest]) -> None:
-        """Read what drafts need, as much as a step may take. Slots with more unread get no draft yet."""
+        """Read what drafts need. Slots with more unread than a step may take get no draft yet."""
         return
 
     def note(self, spans: Sequence[Span]) -> None:
-        """Take the hidden rows of these spans, which the model has just computed. Starts are positions."""
+        """Take the hidden rows of spans that the model has just computed. Starts are positions."""
         return
 
     def trim(self, slot: int, end: int) -> None:
-        """Drop the rows from this position on, because the model keeps only the tokens before it."""
+        """Drop the rows from this position on."""
         return
 
     def share(self, source: int, slot: int, end: int) -> None:
-        """Let an empty slot also hold what is before this position of the source."""
+        """Let an empty slot hold the source's tokens before this position."""
         return
 
     def set_adapter(self, address: int | None, scale: float) -> None:
-        """Compute with the model's adapter, as in `Context`."""
         return
 
 
 class SmallModel(DraftModel):
     """Owns the small model and its pool, with one slot for each slot of the large model.
 
-    Each draft compares the slot's tokens with those already computed, so the large model need not report
-    anything. Slots share no cells, so not all may fit: a prompt is begun only if it can be read to the end.
+    Each draft compares the slot's tokens with those already computed. Slots share no cells, so not all may
+    fit: a prompt is begun only if it can be read to the end.
     """
 
     def __init__(self, model: Model, vocabulary: Vocabulary, context: Context, *, num_common: int) -> None:
@@ -180,7 +175,7 @@ class SmallModel(DraftModel):
         return common
 
     def _compute(self, spans: Sequence[Span]) -> dict[int, int | None]:
-        """Return {} if interrupted, and None for an unsure token."""
+        """Return {} if interrupted, None for an unsure token."""
         layout = self._batch.fill(spans)
         try:
             decoded = self._context.decode(self._batch)
@@ -202,7 +197,7 @@ class SmallModel(DraftModel):
 
 
 def sure_token(logits: Logits, end_tokens: Collection[int]) -> int | None:
-    """Return the most probable token, or None if it ends the output or is not probable enough."""
+    """Return the best token, or None if it ends the output or is not probable enough."""
     best = int(logits.argmax())
     if best in end_tokens or not np.isfinite(logits[best]):
         return None

@@ -38,11 +38,8 @@ INPUTS_MAX = SLOTS_MAX
 
 
 class PoolingContext(OwnedContext):
-    """Computes inputs together as isolated sequences.
-
-    An encoder keeps no memory of tokens, and needs the inputs of a step at once. A causal model has cells for
-    one step.
-    """
+    """Computes inputs together as isolated sequences. An encoder keeps no cells and needs all inputs of a
+    step at once; a causal model has cells for one step."""
 
     def __init__(
         self,
@@ -54,7 +51,7 @@ class PoolingContext(OwnedContext):
         flash_attention: bool,
         cells_beside_layers: bool = False,
     ) -> None:
-        """`step_tokens`: most tokens of one step. Raises `StartupError`."""
+        """Create the context. Raises `StartupError`."""
         params = common_params(flash_attention=flash_attention)
         params.n_ctx = params.n_batch = params.n_ubatch = step_tokens
         params.n_seq_max = INPUTS_MAX
@@ -78,7 +75,7 @@ class PoolingContext(OwnedContext):
         return self._batch.capacity
 
     def compute(self, inputs: Sequence[tuple[int, ...]]) -> DecodeOutcome:
-        """Compute the rows of these inputs. Raises `EmbeddingFailed`; the context stays usable."""
+        """Compute rows. Raises `EmbeddingFailed`; the context stays usable."""
         assert 0 < len(inputs) <= INPUTS_MAX
         # An output for every token: pooling reads them all.
         spans = [Span(slot, 0, tokens, sample=False, targets=tokens) for slot, tokens in enumerate(inputs)]
@@ -99,7 +96,7 @@ class PoolingContext(OwnedContext):
         raise EmbeddingFailed(f"llama.cpp returned {code}: {log.cause() or 'no reason given'}.")
 
     def rows(self, count: int) -> bytes:
-        """Rows of the first `count` inputs: float32, `row_size` each."""
+        """Rows of the first inputs: float32, `row_size` each."""
         size = self.row_size * ctypes.sizeof(ctypes.c_float)
         return b"".join(
             ctypes.string_at(llama_cpp.llama_get_embeddings_seq(self.handle, slot), size)
@@ -120,7 +117,7 @@ class LlamaEmbedder:
     def load_cold(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaEmbedder:
-        """Load a model. Raises `StartupError` with one line; then nothing stays loaded."""
+        """Load a model. Raises `StartupError`; then nothing stays loaded."""
         machine = machine or Machine()
         header = GgufHeader(Path(options.model_path))
         with ExitStack() as undo:
@@ -177,13 +174,13 @@ class LlamaEmbedder:
         return cls(model, context, abort, info)
 
     def warm_up(self) -> bool:
-        """Compute a step of the largest size, so that all memory is resident. Return False if interrupted."""
+        """Make all memory resident. Return False if interrupted."""
         token, count = min(1, self.info.vocab_size - 1), self.info.max_input_tokens
         with self.abort.armed():
             return self.context.compute([(token,) * count]) is not DecodeOutcome.INTERRUPTED
 
     def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
-        """Return the rows of these inputs. Raises `EmbeddingFailed`; the embedder stays usable."""
+        """Return rows. Raises `EmbeddingFailed`; the embedder stays usable."""
         most = self.info.max_step_tokens
         assert sum(map(len, inputs)) <= most, f"more than {most} tokens in a step"
         with self.abort.armed():

@@ -53,8 +53,6 @@ def switch_kernels(mode: str, pause: Callable[[], None] = lambda: None) -> Kerne
 
 
 class WeightsPlan(NamedTuple):
-    """Layout of a model's weights, and the devices that they go to."""
-
     header: GgufHeader
     layout: WeightLayout
     places: Places
@@ -122,7 +120,7 @@ def _require_usable(options: EngineOptions) -> None:
 
 
 class _Loader:
-    """Loads a model with its draft model and its projector, each of which `undo` closes."""
+    """Loads a model with its draft model and its projector; `undo` closes each."""
 
     def __init__(
         self, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine, undo: ExitStack
@@ -269,8 +267,8 @@ class _Loader:
     def _probe_state(self, model: Model) -> tuple[int, bool]:
         """Bytes of a saved state, and True if llama.cpp can keep snapshots for this architecture.
 
-        llama.cpp reports the bytes only for a sequence with a state. So a step is begun in a separate context
-        and aborted at once. At a position other than the first, llama.cpp keeps the state that it has begun.
+        llama.cpp reports the bytes only for a sequence with a state, so a step is begun in a separate context
+        and aborted at once. At a position other than the first, it keeps the state that it has begun.
         """
         options = ContextOptions(
             kv_cells=kv_size.CELLS_GRANULARITY,

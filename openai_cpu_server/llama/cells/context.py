@@ -43,8 +43,7 @@ class SlotSequences(NamedTuple):
     """llama.cpp's sequence ids of a slot: its number, and that of its guard.
 
     llama.cpp reuses a cell that a window has passed if exactly one sequence owns it. The guard is a second,
-    silent owner that keeps the cell, for other sequences with the same prefix and for rollback. It costs only
-    its number.
+    silent owner that keeps the cell, for other sequences with the same prefix and for rollback.
     """
 
     num_guarded: int = 0
@@ -56,7 +55,7 @@ class SlotSequences(NamedTuple):
         return (slot, self.first_guard + slot) if slot < self.num_guarded else (slot,)
 
     def add_guards(self, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> None:
-        """Add guards to `slots` (tokens, 2), and the number of sequences to `counts` (tokens,)."""
+        """`slots`: (tokens, 2). `counts`: (tokens,)."""
         if self.num_guarded:
             slots[:, 1] = slots[:, 0] + self.first_guard
             counts[:] = np.where(slots[:, 0] < self.num_guarded, 2, 1)
@@ -140,8 +139,6 @@ class PlacedRows(NamedTuple):
 
 
 class RowBatch(NativeBatch):
-    """Embeddings, such as those of pictures, without outputs."""
-
     def __init__(self, capacity: int, width: int, sequences: SlotSequences) -> None:
         """`width`: numbers per row."""
         self._rows = np.zeros((capacity, width), np.float32)
@@ -159,8 +156,6 @@ class RowBatch(NativeBatch):
 
 
 class HeadToken(NamedTuple):
-    """Token that a prediction head reads."""
-
     slot: int
     position: int
     token: int
@@ -170,8 +165,6 @@ class HeadToken(NamedTuple):
 
 
 class HeadBatch(NativeBatch):
-    """Tokens, each with a hidden row."""
-
     def __init__(self, capacity: int, width: int) -> None:
         """`width`: numbers per row."""
         self._tokens = np.zeros(capacity, np.int32)
@@ -249,7 +242,7 @@ class AbortSwitch:
             self._set(is_held=False)
 
     def press(self) -> None:
-        """Ask the running step to end. Any thread may call this at any time."""
+        """Interrupt the running step. Any thread may call this at any time."""
         self._set(is_pressed=True)
 
     def _set(
@@ -277,11 +270,11 @@ class SlotContent(enum.IntEnum):
 
 
 class DecodeFailed(ServerError):
-    """llama.cpp failed because of a bug, ours or its own. The content of the pool is unknown."""
+    """The content of the pool is unknown."""
 
 
 class PoolFull(DecodeFailed):
-    """Too few cells are free. The pool is unchanged."""
+    """The pool is unchanged."""
 
 
 class DecodeOutcome(enum.Enum):
@@ -362,8 +355,8 @@ class Context(OwnedContext):
         compute_threads: ComputeThreads,
         target: Context | None = None,
     ) -> None:
-        """Create the pool. Raises `StartupError`. `target`: context of the model that this one's prediction
-        head drafts for, which it must not outlive."""
+        """Create the pool. Raises `StartupError`. `target`: context, which must outlive this one, of the
+        model that a prediction head drafts for."""
         params = _params(options)
         if target is not None:
             params.ctx_type, params.ctx_other = llama_cpp.LLAMA_CONTEXT_TYPE_MTP, target.handle
@@ -386,7 +379,7 @@ class Context(OwnedContext):
         return int(llama_cpp.llama_n_batch(self.handle))
 
     def decode(self, batch: NativeBatch) -> DecodeOutcome:
-        """Compute a batch; the one place that reads llama.cpp's return codes. Raises `DecodeFailed`.
+        """Compute a batch. Raises `DecodeFailed`.
 
         An interruption may leave cells, so the caller trims its slots.
         """
@@ -412,24 +405,23 @@ class Context(OwnedContext):
             llama_cpp.llama_set_causal_attn(self.handle, True)
 
     def logits(self, rows: int) -> Logits:
-        """View of the last decode's logits, (rows, vocabulary), which the next one overwrites."""
+        """View (rows, vocabulary) that the next decode overwrites."""
         assert 0 < rows <= self.max_outputs
         return _view(llama_cpp.llama_get_logits(self.handle), rows, self._vocab_size)
 
     def give_hidden_rows(self, *, of_outputs: bool, is_on: bool = True) -> None:
-        """Compute hidden rows from the next decode on: of its outputs, or of all tokens."""
+        """Compute hidden rows of outputs, or of all tokens, from the next decode on."""
         head_library().llama_set_embeddings_nextn(self.handle, is_on, of_outputs)
 
     def use_head(self, number: int) -> None:
-        """Draft with this head of a chain."""
         head_library().llama_set_nextn_layer_offset(self.handle, number)
 
     def hidden_rows(self, count: int) -> npt.NDArray[np.float32]:
-        """View of the last decode's hidden rows, (count, width), which the next one overwrites."""
+        """View (count, width) that the next decode overwrites."""
         return _view(head_library().llama_get_embeddings_nextn(self.handle), count, self._row_width)
 
     def set_adapter(self, address: int | None, scale: float) -> None:
-        """Compute with the `llama_adapter_lora` at this address, or without one, from the next decode."""
+        """Compute with the `llama_adapter_lora` at this address, or without one."""
         count = 0 if address is None else 1
         handles, scales = (ctypes.c_void_p * count)(), (ctypes.c_float * count)()
         if address is not None:
@@ -440,7 +432,7 @@ class Context(OwnedContext):
             raise DecodeFailed(f"llama.cpp does not take an adapter (code {code}).")
 
     def free_slot(self, slot: int) -> None:
-        """Remove the slot's cells and state. Never fails."""
+        """Never fails."""
         for sequence in self.sequences.of(slot):
             llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, -1, -1)
 
@@ -449,8 +441,8 @@ class Context(OwnedContext):
         return int(llama_cpp.llama_n_rs_seq(self.handle))
 
     def trim(self, slot: int, start: int) -> None:
-        """Remove cells from position `start` on. A state must stand there or be able to roll back; start 0
-        removes it too."""
+        """Remove cells from `start` on. A state must stand there or be able to roll back; start 0 removes it
+        too."""
         for sequence in self.sequences.of(slot):
             if not llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, start, -1):
                 raise DecodeFailed(
@@ -458,8 +450,8 @@ class Context(OwnedContext):
                 )
 
     def share(self, source: int, slot: int, start: int, end: int) -> None:
-        """Let `slot` also hold the cells of positions start .. end-1 of `source`, and its state. Nothing
-        is copied until one of the two changes the state."""
+        """Let `slot` also hold cells start .. end-1 of `source`, and its state. Nothing is copied until the
+        state changes."""
         if self.copies_whole:
             start = end = -1
         for sequence in self.sequences.of(slot):
@@ -473,8 +465,7 @@ class Context(OwnedContext):
         return int(llama_cpp.llama_state_seq_get_size_ext(self.handle, slot, content))
 
     def save(self, slot: int, data: Bytes, content: SlotContent) -> None:
-        """Copy the content into `data` of `saved_bytes`. A slot whose state is copied must have no cells of
-        windows, which llama.cpp would include."""
+        """Copy the content into `data`. A slot whose state is copied must have no cells of windows."""
         copy = llama_cpp.llama_state_seq_get_data_ext
         self._transfer(copy, slot, data, content, failure="Saved {} bytes instead of {}")
 

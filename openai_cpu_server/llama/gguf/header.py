@@ -65,7 +65,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 class GgufReader:
-    """Sequential reader of GGUF's types through a window of the file. Raises `StartupError` on damage."""
+    """Sequential reader through a window of the file. Raises `StartupError` on damage."""
 
     def __init__(self, file: BinaryIO, path: Path, position: int = len(_MAGIC)) -> None:
         self._file = file
@@ -80,7 +80,6 @@ class GgufReader:
         """Type number of each value, set by `pairs`."""
 
     def pairs(self) -> dict[str, Value]:
-        """Return all keys and values, from the beginning of the file."""
         version = int(self.scalar("I"))
         if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
             raise StartupError(f"{self._path} is for big-endian machines.")
@@ -118,7 +117,7 @@ class GgufReader:
         return self._window[at : at + length].decode("utf-8", errors)
 
     def strings(self, count: int, errors: str) -> Iterator[str]:
-        """Read so many strings, most of them without a call for each."""
+        """Most strings are read without a call for each."""
         length_of = _LENGTH.unpack_from
         while count:
             at = self._reach(_LENGTH.size)
@@ -228,7 +227,7 @@ class GgufHeader:
         self._require_counts()
 
     def _require_counts(self) -> None:
-        """Memory and lists are sized by these numbers, and llama.cpp ends the process for some wrong ones."""
+        """Memory is sized by these numbers, and llama.cpp ends the process for some wrong ones."""
         key = self.for_architecture
         self._require_count("split.count", at_most=_MOST_PARTS)
         self._require_count(key("block_count"), at_least=1, at_most=_MOST_LAYERS)
@@ -254,7 +253,7 @@ class GgufHeader:
         return key in self._values
 
     def is_float32(self, key: str) -> bool:
-        """llama.cpp ends the process for another type where it expects float32."""
+        """llama.cpp ends the process for other types."""
         return self._kinds.get(key) == FLOAT32
 
     def get_int(self, key: str) -> int | None:
@@ -262,7 +261,6 @@ class GgufHeader:
         return value if isinstance(value, int) else None
 
     def arch_int(self, key: str) -> int | None:
-        """Return the number under this key of the architecture."""
         return self.get_int(self.for_architecture(key))
 
     def arch_ints(self, key: str, length: int) -> list[int] | None:
@@ -281,7 +279,7 @@ class GgufHeader:
         return value if isinstance(value, str) else None
 
     def get_ints(self, key: str, length: int) -> list[int] | None:
-        """Return `length` elements of an array, or a scalar repeated; None if it is neither."""
+        """Return elements of an array, or a scalar repeated; None if it is neither."""
         value = self._values.get(key)
         if isinstance(value, tuple):
             return [element for element in value[:length] if isinstance(element, int)]
@@ -296,9 +294,9 @@ class GgufHeader:
     def get_strings(
         self, key: str, indices: Collection[int] | None = None, *, errors: str = "replace"
     ) -> dict[int, str]:
-        """Read strings of an array by index, all if `indices` is None; {} if it is not such an array.
+        """Read strings of an array by index, or all; {} if it is not such an array.
 
-        `errors`: treatment of invalid UTF-8, as for `bytes.decode`.
+        `errors`: treatment of invalid UTF-8.
         """
         array = self._values.get(key)
         if not isinstance(array, SkippedArray) or array.kind != _STRING:
@@ -336,7 +334,7 @@ def model_files(header: GgufHeader) -> list[Path]:
 
 
 def files_by_name(path: Path) -> list[Path]:
-    """Return the files that a model of this name may have, without opening any."""
+    """Return the files that a model of this name may have."""
     found = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
     if found is None:
         return [path]
@@ -409,7 +407,7 @@ _READ_ONLY = {39: "nvfp4"}
 
 
 def file_type_named(name: str) -> FileType:
-    """Find a type; `q4_k` means `q4_k_m`. Raises `StartupError` with the nearest names."""
+    """Find a type; `q4_k` means `q4_k_m`. Raises `StartupError`."""
     wanted = name.lower().replace("-", "_")
     found = FILE_TYPES.get(_SHORT.get(wanted, wanted))
     if found is None:
@@ -451,8 +449,7 @@ _EMBEDDING_ARCHITECTURES = ENCODERS | {"llama-embed", "t5encoder"}
 
 
 def pooling_type(header: GgufHeader) -> int | None:
-    """Return the pooling type, or None for none. Raises `StartupError` for an unknown one, for which
-    llama.cpp ends the process."""
+    """Return the pooling type, or None. Raises `StartupError` for an unknown one."""
     key = header.for_architecture("pooling_type")
     pooling = header.get_int(key)
     if pooling is None or pooling in (_POOLING_NONE, *_POOLING_UNSPECIFIED):
@@ -463,7 +460,7 @@ def pooling_type(header: GgufHeader) -> int | None:
 
 
 def model_kind(header: GgufHeader) -> ModelKind:
-    """Return the kind by pooling type, else architecture or non-causal attention. Raises `StartupError`."""
+    """Return the kind of model. Raises `StartupError`."""
     pooling = pooling_type(header)
     if pooling == _POOLING_RANK:
         return ModelKind.RERANKS

@@ -1,8 +1,5 @@
-"""llama.cpp's quantization of a file: runs it, parses its log, and reads importance matrices.
-
-`llama_model_quantize` only returns 0 or 1 and cannot be stopped, so the log is the only source of progress
-and errors.
-"""
+"""llama.cpp's quantization of a file. It only returns 0 or 1 and cannot be stopped, so its log is the only
+source of progress and errors."""
 
 from __future__ import annotations
 
@@ -168,15 +165,13 @@ class TypeFallback(msgspec.Struct, frozen=True):
 
 
 class QuantizePlan(msgspec.Struct, frozen=True):
-    """Result of a dry run."""
-
     tensors: tuple[PlannedTensor, ...]
     fallbacks: tuple[TypeFallback, ...]
     needs_importance: bool
 
 
 def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
-    """Run a dry run, which reads only the header. Raises `QuantizeFailed` or `StartupError`."""
+    """Run a dry run. Raises `QuantizeFailed` or `StartupError`."""
     transcript = _Transcript(lambda number: None)
     _run(source, Path(os.devnull), options, transcript, dry_run=True)
     return QuantizePlan(
@@ -189,7 +184,7 @@ def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
 def write_quantized(
     source: Path, target: Path, options: QuantizeOptions, on_tensor: Callable[[int], None]
 ) -> None:
-    """Write `target`, which is a prefix of names if there are several parts. Raises `QuantizeFailed` or
+    """Write `target`, a prefix of names if there are several parts. Raises `QuantizeFailed` or
     `StartupError`, and may leave an unfinished file.
 
     `on_tensor`: called with the number of each tensor, from 1.
@@ -212,7 +207,7 @@ def _run(
 
 
 class _NativeParams:
-    """Native struct and everything it points to, which must live as long as the call."""
+    """Native struct and everything it points to."""
 
     def __init__(self, options: QuantizeOptions, importance: Importance | None) -> None:
         self.params = params = llama_cpp.llama_model_quantize_default_params()

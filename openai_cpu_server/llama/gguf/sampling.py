@@ -1,4 +1,4 @@
-"""Sampling values that the makers of a GGUF file have stored in it, under llama.cpp's keys."""
+"""Sampling values in a GGUF file, under llama.cpp's keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine's side of grammars: compiled, cached, followed by outputs, computed by threads beside a step."""
+"""Grammars in the engine: compiled, cached, followed by outputs, computed beside a step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class TriggerSearch:
-    """Searches streamed text for triggers, which may span pieces."""
+    """Search of a streamed text for triggers."""
 
     def __init__(self, triggers: Sequence[str]) -> None:
         """`triggers`: at least one. Raises `ConstraintFailed`."""
@@ -41,7 +41,7 @@ class TriggerSearch:
         self._tail = b""
 
     def rest_behind(self, piece: bytes) -> bytes | None:
-        """Return the text behind the first trigger that the piece completes, or None."""
+        """Return the text behind the first trigger that the piece completes."""
         text = self._tail + piece
         ends = [at + len(t) for t in self._triggers if (at := text.find(t)) >= 0]
         return text[min(ends) :] if ends else None
@@ -98,7 +98,7 @@ class ConstrainedOutput:
         *,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`matcher`: at the grammar's start, or None. `patience_s`: CPU time for the whole output."""
+        """`matcher`: at the grammar's start."""
         self._patience_s = patience_s
         self._matcher = matcher
         self._tokens = tokens
@@ -139,11 +139,10 @@ class ConstrainedOutput:
         return forced
 
     def take_one_forced(self) -> int:
-        """Return the first forced token, which is now in the output."""
         return self._forced.popleft()
 
     def allowed(self) -> Allowed | None:
-        """Return the mask of the next token, or None for all. No token may be forced."""
+        """Return the mask of the next token, which must not be forced, or None for all."""
         assert not self._forced, "the next token is forced"
         matcher = self._active_matcher
         if matcher is None:
@@ -157,7 +156,7 @@ class ConstrainedOutput:
 
     def takes(self, token: int) -> bool:
         """Return False for an allowed token that ends thoughts or a trigger with text against the grammar,
-        ends the output before a required answer, or ends an item that is in its list already."""
+        ends the output before a required answer, or repeats an item of a list."""
         if self._matcher is None:
             return True
         if self._active_matcher is not None:
@@ -196,8 +195,8 @@ class ConstrainedOutput:
             return must + num_valid
 
     def masked_draft(self) -> MaskedDraft | None:
-        """Return masks for a draft behind the output, or None in free text and where they take too long. A
-        matcher that was taken back keeps its captures, so there are none where items must differ."""
+        """Return masks for a draft, or None in free text and where they take too long. A matcher that was
+        taken back keeps its captures, so there are none where items must differ."""
         matcher = self._active_matcher
         if matcher is None or self._forced or self.is_slow or self._items is not None:
             return None
@@ -217,7 +216,7 @@ class ConstrainedOutput:
             self._find_forced()
 
     def replay(self, output: Iterable[int]) -> None:
-        """Consume a resumed request's output, which may end within forced tokens."""
+        """Consume a resumed output, which may end within forced tokens."""
         for token in output:
             if not self._forced:
                 self.accept(token)
@@ -316,7 +315,7 @@ class ConstrainedOutput:
 
 @dataclass(eq=False)
 class MaskedDraft:
-    """Follows a draft behind an output with the output's matcher, which `undo` takes back."""
+    """Follows a draft with the output's matcher, which `undo` takes back."""
 
     output: ConstrainedOutput
     matcher: LLMatcher
@@ -369,8 +368,7 @@ class CompiledGrammars:
         return len(self._entries)
 
     def matcher(self, lark: str, tokenizer: LLTokenizer) -> LLMatcher:
-        """Return a copy of the matcher at the grammar's start, compiled once. Raises `ConstraintFailed`;
-        other errors are not cached."""
+        """Return a copy of the grammar's matcher. Raises `ConstraintFailed`; other errors are not cached."""
         with self._lock:
             future = self._entries.get(lark)
             is_new = future is None
@@ -393,7 +391,7 @@ class CompiledGrammars:
         return future.result().deep_copy()
 
     def forget(self, lark: str) -> None:
-        """Forget a grammar that hit a limit, because copies share what they learn and would fail too."""
+        """Forget a grammar that hit a limit, because copies share what they learn."""
         with self._lock:
             self._remove(lark)
 
@@ -406,10 +404,10 @@ _THREADS = 2
 
 
 class Constraints:
-    """Opens constrained outputs, and computes their masks beside llama.cpp without the GIL."""
+    """Opens outputs, and computes their masks beside llama.cpp without the GIL."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Read the vocabulary in a thread. It must live until `close`."""
+        """The vocabulary is read in a thread, and must live until `close`."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._slow_thread = ThreadPoolExecutor(1, thread_name_prefix="slow-grammar")
         self._tokens = self._threads.submit(
@@ -418,11 +416,11 @@ class Constraints:
         self._grammars = CompiledGrammars()
 
     def wait_until_ready(self) -> None:
-        """Wait for the vocabulary. Without end tokens it fails only requests with constraints."""
+        """Without end tokens only requests with constraints fail."""
         self._tokens.exception()
 
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:
-        """Start an output and replay its tokens. Any thread may call this. Raises `ConstraintFailed`."""
+        """Start an output and replay its tokens, in any thread. Raises `ConstraintFailed`."""
         tokens = self._tokens.result()
         grammar = constraint.grammar
         matcher = None if grammar is None else self._grammars.matcher(grammar, tokens.tokenizer)
@@ -435,7 +433,6 @@ class Constraints:
 
     @contextmanager
     def foreseeing(self, outputs: Sequence[Future[ConstrainedOutput]]) -> Iterator[None]:
-        """Compute the outputs' next masks while the block runs."""
         job = self._threads.submit(_foresee, outputs) if outputs else None
         try:
             yield
@@ -444,8 +441,7 @@ class Constraints:
                 job.result()
 
     def compute_ahead(self, output: ConstrainedOutput) -> Future[None] | None:
-        """Begin to compute the next mask if the output is slow, else return None. Nothing else may use the
-        output until then."""
+        """Begin to compute the next mask of a slow output, which nothing else may use until then."""
         return self._slow_thread.submit(_foresee_one, output) if output.is_slow else None
 
     def give_up(self, constraint: Constraint) -> None:

@@ -1,4 +1,4 @@
-"""Measures the cost curve of a loaded model once, and stores it on disk."""
+"""Measures the cost curve of a loaded model, and stores it on disk."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ _LEAST_CHUNKS = 2
 
 
 class CurveKey(MeasurementKey, frozen=True, kw_only=True, omit_defaults=True):
-    """Conditions that a curve depends on."""
-
     VERSION = 8
     num_parameters: int
     threads: int
@@ -95,12 +93,11 @@ def cost_curve(
 
 
 class Calibrator:
-    """Measures the cost of a backend's steps once, and stores it in a folder.
+    """Measures the cost of a backend's steps in pieces, which are repeated if disturbed: each size, the price
+    of attention, each size again. Small sizes come first, because they get the remaining time.
 
-    It measures in pieces, which are repeated if disturbed: each size, the price of attention, each size
-    again. Small sizes come first, because they get the remaining time. A measurement disturbed by other
-    processes is used but not stored. Costs learned while serving are not stored, because they only reflect
-    recent steps and are soon learned again.
+    A measurement disturbed by other processes is used but not stored. Costs learned while serving are not
+    stored, because they are soon learned again.
     """
 
     def __init__(
@@ -245,7 +242,6 @@ def curves(folder: Path) -> Measured[CurveKey, model_info.CostCurve]:
 
 
 def is_sane(curve: model_info.CostCurve) -> bool:
-    """Return True if a curve from a file is possible."""
     sizes = [n for n, _ in curve.step_ms]
     return (
         bool(sizes)

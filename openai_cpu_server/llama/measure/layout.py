@@ -1,7 +1,7 @@
 """Chooses the layout of a model's weights: repacked by ggml, or as in the file, for our kernels.
 
-Products of a sample of the weights are timed once in every layout. The decision is stored, so that a
-replacement engine computes the same bits.
+Products of a sample are timed once in every layout. The decision is stored, so that a replacement engine
+computes the same bits.
 """
 
 from __future__ import annotations
@@ -56,11 +56,8 @@ class LayoutKey(MeasurementKey, frozen=True, kw_only=True):
 def chosen_layout(
     options: EngineOptions, header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
 ) -> WeightLayout:
-    """Return the faster layout, measured at the first load, unless the options name one. Raises
-    `StartupError`.
-
-    Without a folder to store the decision, weights stay unchanged.
-    """
+    """Return the faster layout, measured at the first load, unless the options name one. Without a folder to
+    store the decision, weights stay unchanged. Raises `StartupError`."""
     layout = None
     if options.cost_dir is not None:
         layouts = Measured(Path(options.cost_dir), LayoutKey, WeightLayout)
@@ -90,7 +87,7 @@ def use_layout(layout: WeightLayout, kernels: Kernels) -> None:
 
 
 def stored_layout(options: EngineOptions, header: GgufHeader) -> WeightLayout:
-    """Return the stored layout without measuring, else the default."""
+    """Return the stored layout, else the default."""
     stored = []
     if options.cost_dir is not None:
         stored = Measured(Path(options.cost_dir), LayoutKey, WeightLayout).of_model(header.path)
@@ -106,8 +103,6 @@ def _library() -> KernelLibrary:
 
 
 class _Group(NamedTuple):
-    """Matrices of one type, of experts or others."""
-
     type: TensorType
     num_values: int
     num_experts: int
@@ -120,7 +115,7 @@ class _Group(NamedTuple):
         return max(1, tokens * self.num_used // self.num_experts)
 
     def values(self, tokens: int) -> float:
-        """Weights that a step multiplies, of experts those that its tokens select."""
+        """Weights that a step multiplies; of experts those that its tokens select."""
         return self.num_values * min(1.0, tokens * self.num_used / self.num_experts)
 
 
@@ -139,7 +134,7 @@ class ProductTimes(NamedTuple):
 
 
 def least_tile_rows(speeds: Mapping[int, float]) -> int | None:
-    """Return the number of rows from which on tiles are always faster, or None."""
+    """Return the number of rows from which on tiles are faster."""
     least = None
     for rows, speed in sorted(speeds.items(), reverse=True):
         if speed <= 1:
@@ -149,7 +144,7 @@ def least_tile_rows(speeds: Mapping[int, float]) -> int | None:
 
 
 def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
-    """Choose ours or ggml's kernel for plain weights, type by type, and then plain or repacked weights."""
+    """Choose the kernel for plain weights, type by type, and then plain or repacked weights."""
     by_type = defaultdict(list)
     for group in groups:
         by_type[group.type].append(group)

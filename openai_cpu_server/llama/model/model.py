@@ -1,4 +1,4 @@
-"""llama.cpp's state per process, the owner of a loaded `llama_model`, and the fingerprint of saved cells."""
+"""llama.cpp's log, the owner of a loaded `llama_model`, and the fingerprint of saved cells."""
 
 from __future__ import annotations
 
@@ -62,8 +62,7 @@ _PREFACES = ("error loading model", "failed to initialize the context")
 
 
 class NativeLog:
-    """Keeps llama.cpp's last warnings and errors and prints nothing. Its callback must outlive the
-    library's use of it, hence `mute`."""
+    """Keeps llama.cpp's last warnings and errors and prints nothing."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=64)
@@ -79,8 +78,7 @@ class NativeLog:
         set_callback(self._callback, None)
 
     def mute(self) -> None:
-        """Stop calls into Python, because a native thread may log while the interpreter ends. Any C
-        function without effect serves as the callback."""
+        """Stop calls into Python, because a native thread may log while the interpreter ends."""
         silent = ctypes.cast(ctypes.CDLL(None).getpid, llama_cpp.llama_log_callback)
         for set_callback in self._setters:
             set_callback(silent, None)
@@ -91,7 +89,7 @@ class NativeLog:
         return self
 
     def cause(self) -> str | None:
-        """Return the last error that names a cause, else the last warning, else None."""
+        """Return the last error that names a cause, else the last warning."""
         lines = list(self._lines)
         errors = [text for level, text in lines if level == _ERROR]
         telling = [text for text in errors if not text.startswith(_CONSEQUENCES)]
@@ -136,7 +134,7 @@ class HeadUse(enum.Enum):
 
 
 class Model(NativeObject):
-    """Weights and vocabulary of a GGUF file. Closed by its opener, after everything made from it."""
+    """Weights and vocabulary of a GGUF file. Closed after everything made from it."""
 
     def __init__(self, header: GgufHeader, handle: object, file_bytes: int, places: NativeSplit) -> None:
         super().__init__(handle, llama_cpp.llama_model_free)
@@ -157,8 +155,7 @@ class Model(NativeObject):
     ) -> Model:
         """Load a model. Raises `StartupError`.
 
-        `repack`: rearrange weights for this CPU in private memory. `reads_weights`: copy instead of mapping
-        them.
+        `repack`: rearrange weights in private memory. `reads_weights`: copy instead of mapping them.
         """
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = repack
@@ -228,8 +225,7 @@ class Model(NativeObject):
 
     @property
     def description(self) -> str:
-        """Architecture, size and quantization; llama.cpp's own derives the size from the number of layers,
-        which is wrong for all but the best-known models."""
+        """llama.cpp's own derives the size from the number of layers, which is wrong for most models."""
         return description(self.header, self.num_parameters)
 
     @property
@@ -243,12 +239,10 @@ class Model(NativeObject):
 
     @property
     def input_width(self) -> int:
-        """Numbers per input embedding."""
         return int(llama_cpp.llama_model_n_embd_inp(self.handle))
 
     @property
     def output_width(self) -> int:
-        """Numbers per hidden row."""
         return int(llama_cpp.llama_model_n_embd_out(self.handle))
 
     @property
@@ -264,7 +258,7 @@ class Model(NativeObject):
 
     @property
     def has_window(self) -> bool:
-        """True if there is a window whose cells a guard can keep."""
+        """True if a guard can keep cells of a window."""
         return self.window > 0 and not self.is_copied_whole
 
     @property
@@ -288,14 +282,13 @@ class Model(NativeObject):
         )
 
     def chat_template(self, name: str | None = None) -> str | None:
-        """Return the jinja2 source of the template, or of a further one such as `tool_use`."""
+        """Return the template, or a further one such as `tool_use`."""
         key = None if name is None else name.encode()
         source = llama_cpp.llama_model_chat_template(self.handle, key)
         return None if source is None else str(source.decode("utf-8", "replace"))
 
 
 def _without_heads(header: GgufHeader) -> object:
-    """Return metadata that replace the file's; the last entry is empty."""
     facts = {"block_count": layer_count(header) - head_count(header), "nextn_predict_layers": 0}
     overrides = (llama_cpp.llama_model_kv_override * (len(facts) + 1))()
     for override, (name, value) in zip(overrides, facts.items(), strict=False):
@@ -313,7 +306,7 @@ _SAMPLE_BYTES = 4096
 def cells_fingerprint(
     header: GgufHeader, info: ModelInfo, projector: Path | None, *, flash_attention: bool
 ) -> str:
-    """Text on which saved cells depend: model, projector, layout and library. Raises `StartupError`."""
+    """Return the facts that saved cells depend on. Raises `StartupError`."""
     facts = (
         f"model={_model_digest(model_files(header))}",
         f"kv={info.kv_type},{info.kv_bytes_per_token}",

@@ -38,11 +38,8 @@ _IDEOGRAPHS = (
 
 
 class WordPieces:
-    """BERT's WordPiece, for texts that llama.cpp splits differently from the reference.
-
-    llama.cpp drops the vowels of Hangul and spacing marks, such as vowels of Devanagari, and has no longest
-    word.
-    """
+    """BERT's WordPiece, for texts that llama.cpp splits differently: it drops vowels of Hangul and
+    Devanagari, and has no longest word."""
 
     def __init__(
         self, pieces: Mapping[str, int], *, names: Collection[str] = (), unknown: int, lowercase: bool
@@ -55,7 +52,6 @@ class WordPieces:
         self._longest = max(map(len, pieces), default=1)
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """`parse_special`: recognize control tokens by name."""
         if not parse_special:
             return [token for word in self._words(text) for token in self._cut(word)]
         found, start = list[int](), 0
@@ -126,7 +122,7 @@ class PieceTable(NamedTuple):
 
 
 class Vocabulary(Closable):
-    """Implementation of the contract's `Tokenizer`. Any thread may call it: native data are only read."""
+    """Implementation of the contract's `Tokenizer`. Any thread may call it."""
 
     def __init__(self, model: Model, *, owns_model: bool = False) -> None:
         """`owns_model`: `close` also closes the model. Raises StartupError without a tokenizer."""
@@ -204,7 +200,7 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def marks(self) -> SequenceMarks:
-        """EOS (or SEP) and SEP between query and text, if the tokenizer adds them, as in llama-server."""
+        """Between query and text stand EOS (or SEP) and SEP, as in llama-server."""
         around, vocab = self.encode("", add_special=True, parse_special=False), self.native
         num_begin = int(around[:1] == [self.bos])
         sep = _present(llama_cpp.llama_vocab_sep(vocab))
@@ -259,7 +255,7 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def _silent_ends(self) -> list[str]:
-        """Names of control tokens that end a turn, which each message of a conversation has."""
+        """Names of control tokens that each message of a conversation ends with."""
         ends = [end for end in self.end_tokens if self.attributes[end] & _SILENT]
         return [name for end in ends if (name := self.piece(end, special=True).decode("utf-8", "replace"))]
 
@@ -279,7 +275,7 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def _word_pieces(self) -> WordPieces | None:
-        """Return None if llama.cpp splits texts as the model's own tokenizer does."""
+        """Return None if llama.cpp splits texts rightly."""
         if llama_cpp.llama_vocab_type(self.native) != llama_cpp.LLAMA_VOCAB_TYPE_WPM:
             return None
         header = self._model.header
@@ -294,8 +290,7 @@ class Vocabulary(Closable):
         )
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes of a token. Raises `InvalidRequest` for other numbers, for which llama.cpp
-        would end the process."""
+        """Return the bytes of a token. Raises `InvalidRequest` for other numbers."""
         if not 0 <= token < self._size:
             raise InvalidRequest(f"{token} is not a token: the vocabulary has {self._size}.", param="tokens")
         if not special and token in self.silent_tokens:
@@ -312,7 +307,7 @@ class Vocabulary(Closable):
 
 
 def try_out(vocabulary: Vocabulary) -> None:
-    """Encode what any text can have, so that a vocabulary that crashes llama.cpp does so now."""
+    """Encode all kinds of characters, so that a vocabulary that crashes llama.cpp does so now."""
     for special in (False, True):
         vocabulary.encode(_TRIAL, add_special=True, parse_special=special)
 

@@ -1,5 +1,4 @@
-"""Computes which parts of a model fit on a device, from its tensors, cells, states and buffers. Loads no
-native code.
+"""Computes which parts of a model fit on a device, from its tensors, cells, states and buffers.
 
 llama.cpp counts layers from the end, and the output is the first of them. Embeddings stay on the CPU. The
 cells and the state of a layer lie where the layer is, or on the CPU.
@@ -43,8 +42,7 @@ class LayerBytes(NamedTuple):
 
 
 class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a model. Tensors that match a pattern of `--tensor-place` do not count in `layers` and
-    `output_bytes`."""
+    """Sizes of a model. Tensors that match `--tensor-place` do not count in `layers` and `output_bytes`."""
 
     layers: tuple[LayerBytes, ...]
     output_bytes: int
@@ -98,7 +96,6 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes per sequence, in all layers."""
         return sum(layer.state for layer in self.layers)
 
     @property
@@ -123,8 +120,7 @@ def placing(offload: Offload) -> list[tuple[re.Pattern[str], str]]:
 def _layers(
     header: GgufHeader, tensors: dict[int | None, list[Tensor]], cells: Sequence[int]
 ) -> Iterator[LayerBytes]:
-    """A layer without cells has a state of as many bytes as in llama.cpp (n_embd_r and n_embd_s of
-    llama-hparams.cpp)."""
+    """A layer without cells has a state (n_embd_r and n_embd_s of llama-hparams.cpp)."""
     state_bytes = _FLOAT_BYTES * _state_values(header)
     has_both = header.architecture in _CELLS_AND_STATES
     for number, cell in enumerate(cells):
@@ -143,8 +139,7 @@ def _size(header: GgufHeader, name: str) -> int:
 
 def _activation_floats(header: GgufHeader) -> int:
     """Products of a feed-forward and some rows of the model's width, or those of attention. Within 4 % of
-    ggml's reservation for shapes of llama, qwen3moe, gpt-oss, qwen3.5 and lfm2
-    (tests/llama/test_split.py)."""
+    ggml's reservation (tests/llama/test_split.py)."""
     width, heads = _size(header, "embedding_length"), _size(header, "attention.head_count")
     num_experts = _size(header, "expert_used_count")
     expert_width = _size(header, "expert_feed_forward_length")
@@ -167,8 +162,6 @@ def _state_values(header: GgufHeader) -> int:
 
 
 class StepSizes(NamedTuple):
-    """Dimensions of a model's context and of its steps."""
-
     cells: int
     tokens: int
     outputs: int
@@ -183,10 +176,7 @@ class StepSizes(NamedTuple):
     def of_embeddings(
         cls, header: GgufHeader, sizes: ModelSizes, options: EngineOptions, free_bytes: int
     ) -> StepSizes:
-        """Same sizes as in `llama.embedder`; a causal model also computes unused logits of all tokens.
-
-        `free_bytes`: beside the weights.
-        """
+        """Same sizes as in `llama.embedder`; a causal model also computes unused logits of all tokens."""
         trained = header.arch_int("context_length") or 0
         tokens = kv_size.embedding_tokens(
             kv_size.longest_input(options, trained, sizes.vocab_size, free_bytes)
@@ -231,8 +221,6 @@ class DeviceBytes(NamedTuple):
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """Division of a model between the CPU and a device."""
-
     offload: Offload
     """Request with numbers in place of `auto` and `all`."""
     num_layers: int
@@ -260,7 +248,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overrides(self) -> list[tuple[str, str]]:
-        """Patterns and places for llama.cpp; the first match decides."""
+        """Patterns and places; the first match decides."""
         layers = "|".join(map(str, range(self.offload.cpu_moe)))
         return [*self.offload.tensor_place, *([(rf"blk\.({layers}){_EXPERTS}", CPU)] if layers else [])]
 
@@ -291,7 +279,7 @@ _LEAST_MARGIN, _MOST_MARGIN, _MARGIN_SHARE = 256 * 2**20, 2**30, 16
 
 
 def margin_bytes(device: Device) -> int:
-    """Return the memory to leave to drivers, backends and other users. llama.cpp's `--fit` leaves 1 GiB."""
+    """Return the memory for drivers and other users. llama.cpp's `--fit` leaves 1 GiB."""
     return min(max(_LEAST_MARGIN, device.total_bytes // _MARGIN_SHARE), _MOST_MARGIN)
 
 
@@ -341,7 +329,7 @@ class SplitPlanner:
 
     @property
     def unused_options(self) -> list[str]:
-        """Sentences about options that do not apply to this model."""
+        """Sentences about options that do not apply."""
         sentences = [
             f"--tensor-place: {pattern!r} matches no tensor" for pattern in self._sizes.unused_patterns
         ]
@@ -351,7 +339,7 @@ class SplitPlanner:
 
     @property
     def why_cpu_alone(self) -> str:
-        """Reason as a clause, for a first choice that is the CPU alone and has no `why`."""
+        """Reason as a clause, for a first choice without `why`."""
         if self._offload.gpu_layers == 0:
             return f"no tensor of it is placed on {self._device.name}"
         if not self._device.total_bytes:

@@ -37,7 +37,7 @@ class _Adjustment(Protocol):
 
 
 class Adjustments:
-    """Adjustments of one request in the order bias, penalties, end tokens."""
+    """Adjustments in the order bias, penalties, end tokens."""
 
     def __init__(
         self, opened: Open, *, vocab_size: int, end_tokens: Collection[int], piece: Spelling
@@ -86,7 +86,7 @@ class Adjustments:
 
 
 class _RepeatPenalty:
-    """llama.cpp's: a factor for tokens among the last n, including the prompt."""
+    """Factor for tokens among the last n, including the prompt, as in llama.cpp."""
 
     def __init__(self, sampling: Sampling, prompt: Iterable[int]) -> None:
         self._penalty = np.float32(REPEAT_PENALTY.nearest(sampling.repeat_penalty))
@@ -146,11 +146,8 @@ class BadWords:
 
 
 class DryRepetitions:
-    """Earlier occurrences of the last tokens.
-
-    Penalties are those of `llama_sampler_init_dry`: a repetition ends at a breaker, which is found by its
-    text. Construction takes linear time, a token one pass of numpy.
-    """
+    """Penalties of `llama_sampler_init_dry` for earlier occurrences of the last tokens. A repetition ends at
+    a breaker, which is found by its text. Construction takes linear time, a token one pass of numpy."""
 
     def __init__(self, penalty: DryPenalty, tokens: Sequence[int], piece: Spelling) -> None:
         self._penalty = penalty
@@ -218,7 +215,7 @@ class DryRepetitions:
 
 
 def common_suffixes(tokens: Sequence[int]) -> NDArray[np.int32]:
-    """Return how many tokens up to each place equal the last ones (Z algorithm backwards)."""
+    """Return how many tokens up to each place equal the last ones (Z algorithm)."""
     backwards = tokens[::-1]
     count = len(backwards)
     lengths = [0] * count
@@ -253,11 +250,8 @@ _DEPTHS = (8.0, 16.0)
 
 
 class Scratch:
-    """Buffers for one row of logits, shared by all samplers of a process.
-
-    numpy's temporaries would be mapped and unmapped each time, which takes several times as long as the
-    arithmetic (`scripts/regress.py sampling`).
-    """
+    """Buffers shared by all samplers of a process, because numpy's temporaries would be mapped and unmapped
+    each time, which takes several times as long as the arithmetic (`scripts/regress.py sampling`)."""
 
     def __init__(self, vocab_size: int) -> None:
         assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
@@ -282,7 +276,6 @@ class Scratch:
         return weights
 
     def narrowed(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
-        """Copy the tokens that the chain keeps of these."""
         count = len(tokens)
         self._records["id"][:count] = tokens
         self._records["logit"][:count] = logits[tokens]
@@ -297,7 +290,7 @@ def above(logits: Logits, floor: float) -> Tokens:
 
 
 def best_tokens(logits: Logits, count: int) -> Tokens:
-    """Return the `count` best tokens, and perhaps others, bounded by the maxima of groups."""
+    """Return the `count` best tokens, and perhaps others."""
     width = len(logits) // _GROUPS
     if not 0 < count <= width:
         return above(logits, -math.inf)
@@ -313,8 +306,8 @@ def best_tokens(logits: Logits, count: int) -> Tokens:
 
 
 def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
-    """Return the top-p tokens, at least one. Of equal ones at the edge the first are kept. The largest
-    logit must be finite."""
+    """Return the top-p tokens. Of equal ones at the edge the first are kept. The largest logit must be
+    finite."""
     weights = scratch.weights(logits)
     wanted = share * float(_block_sums(weights).sum(dtype=np.float64))
     for depth in (*_DEPTHS, math.inf):  # few tokens, so that sorting them is cheap
@@ -340,8 +333,6 @@ _ROUNDING = 1e-3
 
 
 class Truncation(NativeObject):
-    """Sampler chain of a request."""
-
     def __init__(self, sampling: Sampling, scratch: Scratch) -> None:
         params = llama_cpp.llama_sampler_chain_default_params()
         super().__init__(llama_cpp.llama_sampler_chain_init(params), llama_cpp.llama_sampler_free)
@@ -358,7 +349,6 @@ class Truncation(NativeObject):
             llama_cpp.llama_sampler_chain_add(self.handle, sampler)
 
     def apply(self, logits: Logits) -> Survivors:
-        """Tokens that remain of logits (vocabulary,), at least one."""
         tokens = _keepable(self._sampling, logits, self._scratch)
         return self._scratch.narrowed(self.handle, tokens, logits)
 
@@ -407,8 +397,8 @@ def _splitmix64(state: int) -> int:
 def draw(
     logits: Logits, temperature: float, chance: float, scratch: Scratch, forbidden: Forbidden | None = None
 ) -> int:
-    """Return the index at the quantile `chance` of the softmax at `temperature`, at least `COLDEST`. The
-    largest logit must be finite, and not forbidden."""
+    """Return the index at the quantile `chance` of the softmax. The largest logit must be finite, and not
+    forbidden."""
     if len(logits) <= _FEW:  # half of the overhead, and nothing overflows
         exact = logits.astype(np.float64)
         weights = np.exp((exact - exact.max()) / max(temperature, COLDEST))
@@ -460,7 +450,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Sampler:
-    """Sampler of one open slot: bias and penalties, then truncation, then the draw of its output position.
+    """Sampler of one slot: adjustments, then truncation, then the draw of its output position.
 
     If the parameters of an unconstrained request forbid every token, its output ends with the model's end
     token, or continues with the best token if there is none.
@@ -478,7 +468,7 @@ class Sampler:
         self._truncation = Truncation(opened.sampling, scratch) if narrows else None
 
     def choose(self, logits: Logits, allowed: Allowed | None = None) -> int:
-        """Return an allowed token, given logits (vocabulary,). Raises `BadLogits`."""
+        """Return an allowed token. Raises `BadLogits`."""
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
             raise BadLogits(
@@ -543,8 +533,8 @@ class Sampler:
         self._position += 1
 
     def score(self, logits: Logits, token: int, num_top: int, also: tuple[int, ...] = ()) -> TokenLogprob:
-        """Return the log-probabilities of the token, the `num_top` best and those in `also`, before
-        adjustments. Raises `BadLogits`."""
+        """Return the log-probabilities of the token, the best ones and those in `also`, before adjustments.
+        Raises `BadLogits`."""
         largest = logits.max()
         if not np.isfinite(largest):
             raise BadLogits(f"The largest logit is {largest}.")
@@ -558,7 +548,7 @@ class Sampler:
             self._truncation.close()
 
     def _draw(self, logits: Logits, forbidden: Forbidden | None = None) -> int:
-        """`forbidden`: tokens without weight, only if all others can be drawn."""
+        """`forbidden`: only if all others can be drawn."""
         chance = uniform(self._sampling.seed, self._position)
         temperature = self._sampling.temperature
         if self._sampling.top_n_sigma > 0:
@@ -576,14 +566,14 @@ class Sampler:
 
 
 def within_sigmas(logits: Logits, sigmas: float) -> Logits:
-    """Forbid logits more than `sigmas` standard deviations of the finite ones below the largest."""
+    """Forbid logits further below the largest than these standard deviations of the finite ones."""
     finite_ones = logits[logits > -np.inf]
     floor = float(logits.max()) - sigmas * float(finite_ones.std(dtype=np.float64))
     return np.where(logits >= np.float32(floor), logits, np.float32(-np.inf))
 
 
 def without_top_choices(candidates: Survivors, threshold: float) -> Survivors:
-    """XTC: of the tokens above the threshold only the least likely stays, with all below it."""
+    """XTC: of the tokens above the threshold only the least likely stays."""
     weights = np.exp(candidates.logits.astype(np.float64) - float(candidates.logits.max()))
     is_top = weights >= threshold * weights.sum()
     if is_top.sum() < 2:
@@ -594,7 +584,7 @@ def without_top_choices(candidates: Survivors, threshold: float) -> Survivors:
 
 
 def finite_logits(adjusted: Logits) -> Logits:
-    """Replace NaN and infinities, which no sampler can handle; -inf, which forbids, stays."""
+    """Replace NaN and infinities; -inf, which forbids, stays."""
     largest = adjusted.max()
     if np.isfinite(largest) or largest == -np.inf:
         return adjusted
