@@ -25,7 +25,6 @@ from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import (
     Context,
-    DecodeOutcome,
     Logits,
     OutputRows,
     PlacedRows,
@@ -144,13 +143,11 @@ class LlamaBackend:
         interrupted; another call continues."""
         self._batch.fill([Span(slot=0, start=0, tokens=(self._any_token,), sample=True)])
         with self._abort.armed():
-            decoded = self._context.decode(self._batch)
+            is_done = self._context.decode(self._batch)
         self._context.clear()
-        if decoded is DecodeOutcome.INTERRUPTED:
-            return False
-        if self._draft_model is not None:
+        if is_done and self._draft_model is not None:
             self._draft_model.warm_up()
-        return True
+        return is_done
 
     def execute(self, step: Step) -> StepResult:
         """Execute the verbs, compute the spans and sample. Raises `DecodeFailed` or `BadLogits`, after which
@@ -299,14 +296,14 @@ class LlamaBackend:
         most = self.info.max_step_outputs
         assert layout.num_outputs <= most, f"{layout.num_outputs} outputs in a step of at most {most}"
         try:
-            decoded = self._context.decode(self._batch)
+            is_done = self._context.decode(self._batch)
         except PoolFull:
             if not padding:
                 raise
             return self._compute(spans, padding=0)
         if padding:
             self._context.free_slot(self._sequences.padding_slot)
-        if decoded is DecodeOutcome.INTERRUPTED:
+        if not is_done:
             return None
         if self._draft_model is not None:
             started = time.perf_counter()
@@ -324,7 +321,7 @@ class LlamaBackend:
         for parts in [*whole, *([others] if others else [])]:
             self._row_batch.fill(parts)
             with self._context.seeing_all() if parts[0].is_whole else contextlib.nullcontext():
-                if self._context.decode(self._row_batch) is DecodeOutcome.INTERRUPTED:
+                if not self._context.decode(self._row_batch):
                     return None
         texts = [span for span in spans if span.slot not in rows]
         computed = self._compute(texts, padding) if texts else Computed([], None, 0)

@@ -14,7 +14,6 @@ from openai_cpu_server.contract.step import Span
 from openai_cpu_server.llama.cells.context import (
     Context,
     DecodeFailed,
-    DecodeOutcome,
     HeadBatch,
     HeadToken,
     HiddenRow,
@@ -153,7 +152,7 @@ class _HeadCells:
     def _decode(self, tokens: Sequence[HeadToken]) -> bool:
         self._batch.fill(tokens)
         try:
-            if self.context.decode(self._batch) is DecodeOutcome.DONE:
+            if self.context.decode(self._batch):
                 return True
         except DecodeFailed as error:  # the model itself goes on without a draft
             logger.warning("The prediction head cannot draft now: %s", error)

@@ -10,7 +10,7 @@ import numpy as np
 
 from openai_cpu_server.contract.step import Span, num_right
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.cells.context import Context, DecodeOutcome, Logits, PoolFull, TokenBatch
+from openai_cpu_server.llama.cells.context import Context, Logits, PoolFull, TokenBatch
 from openai_cpu_server.llama.grammar.constraints import MaskedDraft
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -178,10 +178,10 @@ class SmallModel(DraftModel):
         """Return {} if interrupted, None for an unsure token."""
         layout = self._batch.fill(spans)
         try:
-            decoded = self._context.decode(self._batch)
+            is_done = self._context.decode(self._batch)
         except PoolFull:  # cells that are free only after a trim of other slots
-            decoded = DecodeOutcome.INTERRUPTED
-        if decoded is DecodeOutcome.INTERRUPTED:
+            is_done = False
+        if not is_done:
             for span in spans:
                 self._context.trim(span.slot, span.start)
             return {}

@@ -17,13 +17,7 @@ from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import EmbeddingFailed
 from openai_cpu_server.llama.bindings import llama_cpp
-from openai_cpu_server.llama.cells.context import (
-    AbortSwitch,
-    DecodeOutcome,
-    OwnedContext,
-    TokenBatch,
-    common_params,
-)
+from openai_cpu_server.llama.cells.context import AbortSwitch, OwnedContext, TokenBatch, common_params
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, pooling_type, total_bytes
 from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.loading import WeightsPlan, switch_kernels
@@ -74,25 +68,20 @@ class PoolingContext(OwnedContext):
     def step_tokens(self) -> int:
         return self._batch.capacity
 
-    def compute(self, inputs: Sequence[tuple[int, ...]]) -> DecodeOutcome:
-        """Compute rows. Raises `EmbeddingFailed`; the context stays usable."""
+    def compute(self, inputs: Sequence[tuple[int, ...]]) -> bool:
+        """Return False if interrupted. Raises `EmbeddingFailed`; the context stays usable."""
         assert 0 < len(inputs) <= INPUTS_MAX
         # An output for every token: pooling reads them all.
         spans = [Span(slot, 0, tokens, sample=False, targets=tokens) for slot, tokens in enumerate(inputs)]
         self._batch.fill(spans)
         log = native_log().cleared()
-        with self._computing():
-            if self._memory is None:
-                code = int(llama_cpp.llama_encode(self.handle, self._batch.native))
-            else:
-                try:
-                    code = int(llama_cpp.llama_decode(self.handle, self._batch.native))
-                finally:
-                    llama_cpp.llama_memory_clear(self._memory, False)
-        if code == 0:
-            return DecodeOutcome.DONE
-        if code == 2:
-            return DecodeOutcome.INTERRUPTED
+        if self._memory is None:
+            code = self._run(llama_cpp.llama_encode, self._batch)
+        else:
+            code = self._run(llama_cpp.llama_decode, self._batch)
+            llama_cpp.llama_memory_clear(self._memory, False)
+        if code in (0, 2):
+            return code == 0
         raise EmbeddingFailed(f"llama.cpp returned {code}: {log.cause() or 'no reason given'}.")
 
     def rows(self, count: int) -> bytes:
@@ -177,14 +166,14 @@ class LlamaEmbedder:
         """Make all memory resident. Return False if interrupted."""
         token, count = min(1, self.info.vocab_size - 1), self.info.max_input_tokens
         with self.abort.armed():
-            return self.context.compute([(token,) * count]) is not DecodeOutcome.INTERRUPTED
+            return self.context.compute([(token,) * count])
 
     def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
         """Return rows. Raises `EmbeddingFailed`; the embedder stays usable."""
         most = self.info.max_step_tokens
         assert sum(map(len, inputs)) <= most, f"more than {most} tokens in a step"
         with self.abort.armed():
-            if self.context.compute(inputs) is DecodeOutcome.INTERRUPTED:
+            if not self.context.compute(inputs):
                 return EmbedResult(interrupted=True)
         rows = self.context.rows(len(inputs))
         if not np.isfinite(np.frombuffer(rows, np.float32)).all():

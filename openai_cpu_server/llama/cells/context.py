@@ -277,11 +277,6 @@ class PoolFull(DecodeFailed):
     """The pool is unchanged."""
 
 
-class DecodeOutcome(enum.Enum):
-    DONE = "done"
-    INTERRUPTED = "interrupted"
-
-
 class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_cells: int
     kv_type: KVType
@@ -333,15 +328,15 @@ class OwnedContext(NativeObject):
     def threads(self) -> int:
         return self._threads[0]
 
-    @contextlib.contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Waits for a device, whose steps would seem free otherwise."""
+    def _run(self, function: Callable[..., int], batch: NativeBatch) -> int:
+        """Return llama.cpp's code: 0, or 2 if interrupted, or that of a failure."""
         one, more = (min(most, self.compute_threads.count) for most in self._threads)
         llama_cpp.llama_set_n_threads(self.handle, one, more)
         with self.compute_threads.computing():
-            yield
-            if self._returns_early:
+            code = int(function(self.handle, batch.native))
+            if self._returns_early:  # else its steps would seem free
                 llama_cpp.llama_synchronize(self.handle)
+        return code
 
 
 class Context(OwnedContext):
@@ -378,18 +373,15 @@ class Context(OwnedContext):
     def batch_tokens(self) -> int:
         return int(llama_cpp.llama_n_batch(self.handle))
 
-    def decode(self, batch: NativeBatch) -> DecodeOutcome:
-        """Compute a batch. Raises `DecodeFailed`.
+    def decode(self, batch: NativeBatch) -> bool:
+        """Compute a batch; return False if interrupted. Raises `DecodeFailed`.
 
         An interruption may leave cells, so the caller trims its slots.
         """
         log = native_log().cleared()
-        with self._computing():
-            code = llama_cpp.llama_decode(self.handle, batch.native)
-        if code == 0:
-            return DecodeOutcome.DONE
-        if code == 2:
-            return DecodeOutcome.INTERRUPTED
+        code = self._run(llama_cpp.llama_decode, batch)
+        if code in (0, 2):
+            return code == 0
         if code == 1:
             # Cells are taken wherever they are free, so this is a wrong ledger, not fragmentation.
             raise PoolFull(f"No free KV cells for {batch.native.n_tokens} tokens: the ledger is wrong.")
