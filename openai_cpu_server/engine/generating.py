@@ -298,8 +298,7 @@ class EngineCore(Core[Step]):
             case messages.CancelRequest(id=request_id, reason=reason):
                 self._outputs.end(request_id, reason)
             case messages.ClearCache():
-                self._scheduler.clear_cache()
-                self._forget_cache_file()
+                self._clear_cache()
             case messages.UnloadAdapter(key=key):
                 self._adapters.leave(key)
             case messages.ShowSteps() | messages.HideSteps():
@@ -307,8 +306,9 @@ class EngineCore(Core[Step]):
             case CheckedAdapter():
                 raise AssertionError("what loading brings is for the caller of `load_adapter`")
 
-    def _forget_cache_file(self) -> None:
-        if self._cache_file is not None:
+    def _clear_cache(self) -> None:
+        self._scheduler.clear_cache()
+        if self._cache_file is not None:  # else the cache would return at the next start
             with contextlib.suppress(OSError):
                 Path(self._cache_file).unlink()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import codecs
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,7 +17,6 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProg
 from openai_cpu_server.contract.request import GenerationRequest, overlap
 from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob
 from openai_cpu_server.engine.base import failure
-from openai_cpu_server.engine.loops import LOOP_TOKENS, LoopDetector
 from openai_cpu_server.engine.parts import OutputParts, StopStringBuffer
 from openai_cpu_server.scheduler.admission import LiveSequences
 from openai_cpu_server.scheduler.sequence import Sequence, SequenceAdvance, take_over
@@ -23,18 +24,13 @@ from openai_cpu_server.scheduler.sequence import Sequence, SequenceAdvance, take
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
-@dataclass(frozen=True)
-class ReleasedText:
+class ReleasedText(NamedTuple):
     """Text to send, and the number of held tokens that it belongs to."""
 
     num_tokens: int
     text: str
     stop: str | None = None
     """Stop string that was found; `text` ends before it."""
-
-    @property
-    def stopped(self) -> bool:
-        return self.stop is not None
 
 
 class TextStream:
@@ -92,12 +88,39 @@ class TextStream:
         return at < len(self._held) and self._held[at] & 0xC0 == 0x80
 
 
+LOOP_TOKENS = 1024
+"""Repeated tokens that count as a loop. Real repetition is shorter. In SmolLM2's vocabulary 1,000 blanks are
+17 tokens, 1,000 line ends 250, 4 KiB of zeros in base64 685, a sentence 100 times 800, and 64 equal rows of
+a table 896."""
+LONGEST_PERIOD = 256
+"""Tokens of the longest repeated passage, which then stands there five times."""
+_INTERVAL = 64
+"""Tokens between two looks, which make the cost of a token constant and small."""
+
+
+class LoopDetector:
+    """Detector of an output that repeats itself, by its tokens alone. No schedule, draft or crash moves the
+    end."""
+
+    def __init__(self) -> None:
+        self._recent: deque[str] = deque(maxlen=LOOP_TOKENS + LONGEST_PERIOD)
+        self._num_tokens = 0
+
+    def read(self, token: int) -> bool:
+        """Read the next token, as a character because texts are searched fast; return True in a loop."""
+        self._recent.append(chr(token))
+        self._num_tokens += 1
+        if self._num_tokens % _INTERVAL or self._num_tokens <= LOOP_TOKENS:
+            return False
+        recent = "".join(self._recent)
+        return recent[-LOOP_TOKENS:] in recent[:-1]
+
+
 _NOTHING = ReleasedText(0, "")
 Events = tuple[TokenEvent, ...]
 
 
-@dataclass(frozen=True)
-class _Token:
+class _Token(NamedTuple):
     number: int
     logprob: TokenLogprob | None
     is_forced: bool = False
@@ -223,7 +246,7 @@ class SequenceOutput:
         release = self._text.push(piece)
         self._follow(piece)
         self._gain(release)
-        if release.stopped:
+        if release.stop is not None:
             return FinishReason.STOP
         self._look_for_loop(token.number, is_forced=token.is_forced)
         if self._num_tokens >= self._sequence.request.max_tokens or self.is_loop:
