@@ -39,7 +39,7 @@ from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.loading import LoadedParts, load_model
 from openai_cpu_server.llama.model.model import Model, native_log
 from openai_cpu_server.llama.projector import EncodingFailed
-from openai_cpu_server.llama.sampling.sampler import BadLogits
+from openai_cpu_server.llama.sampler import BadLogits
 from openai_cpu_server.llama.slots import SampledSpan, SlotTable
 
 _NO_DRAFT = ModelDraft((), 0)
@@ -473,7 +473,12 @@ class NativeAdapters:
         """Load a checked adapter. Raises `AdapterFailed`; then nothing of it stays loaded."""
         assert adapter.key not in self._loaded, f"{adapter.key} is loaded already"
         file, state = self._checked.pop(adapter.key)
-        native = _Native(self._open(file.path), adapter.scale)
+        log = native_log().cleared()
+        handle = llama_cpp.llama_adapter_lora_init(self.model.handle, os.fsencode(file.path))
+        address = ctypes.cast(handle, ctypes.c_void_p).value
+        if address is None:
+            raise AdapterFailed(f"Cannot load {file.path}: {log.cause() or 'llama.cpp gave no reason'}.")
+        native = _Native(address, adapter.scale)
         if _file_state(file.path) != state:
             _free(native)
             raise AdapterFailed(f"{file.path} has changed while it was loaded.")
@@ -500,14 +505,6 @@ class NativeAdapters:
     def close(self) -> None:
         while self._loaded:
             _free(self._loaded.popitem()[1])
-
-    def _open(self, path: Path) -> int:
-        log = native_log().cleared()
-        handle = llama_cpp.llama_adapter_lora_init(self.model.handle, os.fsencode(path))
-        address = ctypes.cast(handle, ctypes.c_void_p).value
-        if address is None:
-            raise AdapterFailed(f"Cannot load {path}: {log.cause() or 'llama.cpp gave no reason'}.")
-        return address
 
 
 def _free(native: _Native) -> None:

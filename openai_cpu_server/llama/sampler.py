@@ -1,4 +1,5 @@
-"""llama.cpp's samplers in its order, on the few tokens that matter."""
+"""llama.cpp's samplers in its order, on the few tokens that matter. A draw depends only on (seed, output
+position), so an output is the same whatever else is computed, interrupted or replayed."""
 
 from __future__ import annotations
 
@@ -353,10 +354,6 @@ class Truncation(NativeObject):
         return self._scratch.narrowed(self.handle, tokens, logits)
 
 
-def truncates(sampling: Sampling) -> bool:
-    return sampling.top_k is not None or sampling.typical_p < 1 or sampling.top_p < 1 or sampling.min_p > 0
-
-
 def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
     if sampling.top_k is not None:
         tokens = best_tokens(logits, sampling.top_k)
@@ -460,12 +457,13 @@ class Sampler:
         self, opened: Open, scratch: Scratch, *, vocab_size: int, end_tokens: frozenset[int], piece: Spelling
     ) -> None:
         self._scratch = scratch
-        self._sampling = opened.sampling
+        self._sampling = sampling = opened.sampling
         self._position = len(opened.output)
         self._end_tokens = end_tokens
         self._adjustments = Adjustments(opened, vocab_size=vocab_size, end_tokens=end_tokens, piece=piece)
-        narrows = opened.sampling.temperature > 0 and truncates(opened.sampling)
-        self._truncation = Truncation(opened.sampling, scratch) if narrows else None
+        truncates = min(sampling.typical_p, sampling.top_p) < 1 or sampling.min_p > 0
+        narrows = sampling.temperature > 0 and (truncates or sampling.top_k is not None)
+        self._truncation = Truncation(sampling, scratch) if narrows else None
 
     def choose(self, logits: Logits, allowed: Allowed | None = None) -> int:
         """Return an allowed token. Raises `BadLogits`."""
@@ -507,7 +505,8 @@ class Sampler:
         if is_best_allowed and is_cold:
             return best
         forbidden = np.flatnonzero(~allowed)
-        if is_best_allowed and self._draws_from_all:
+        is_cut = self._truncation is not None or self._sampling.top_n_sigma > 0
+        if is_best_allowed and not is_cut and not self._excludes_top_choices:
             return self._draw(logits, forbidden)
         masked = self._scratch.copy(logits) if adjusted is logits else adjusted
         masked[forbidden] = -np.inf
@@ -517,11 +516,6 @@ class Sampler:
             if not masked.max() > -np.inf:
                 masked[allowed] = 0
         return int(masked.argmax()) if is_cold else self._draw(masked)
-
-    @property
-    def _draws_from_all(self) -> bool:
-        cuts = self._truncation is not None or self._sampling.top_n_sigma > 0
-        return not cuts and not self._excludes_top_choices
 
     @property
     def _excludes_top_choices(self) -> bool:

@@ -37,7 +37,7 @@ from openai_cpu_server.llama.grammar.constraints import (
 )
 from openai_cpu_server.llama.loading import LoadedParts
 from openai_cpu_server.llama.projector import RowsKey
-from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
+from openai_cpu_server.llama.sampler import Sampler, Scratch
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.contract.step import Open
-from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
+from openai_cpu_server.llama.sampler import Sampler, Scratch
 
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

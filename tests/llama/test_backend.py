@@ -37,7 +37,7 @@ from openai_cpu_server.llama.host import ComputeThreads
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.sampling.sampler import BadLogits
+from openai_cpu_server.llama.sampler import BadLogits
 from tests.fakes import Panic
 from tests.llama.driver import GREEDY, TEXT, TOLERANCE, do, feed, generate, holding, loaded, opened, sampled
 from tests.llama.odd_models import poisoned

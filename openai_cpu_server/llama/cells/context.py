@@ -103,16 +103,14 @@ class TokenBatch(NativeBatch):
         rows = []
         num_outputs = 0
         for span in spans:
-            length = span.num_tokens
+            length, own = span.num_tokens, _wants(span)
             tokens += span.tokens
             tokens += span.draft
             positions += range(span.start, span.start + length)
             slots += repeat(span.slot, length)
-            wants += _wants(span)
+            wants += own
             rows.append(_rows(span, num_outputs))
-            # The last token's row may serve a target and the sample.
-            num_samples = span.sample and len(span.targets) < len(span.tokens)
-            num_outputs += len(span.targets) + num_samples + len(span.draft)
+            num_outputs += sum(own)
         count = len(tokens)
         assert 0 < count <= self.capacity, f"{count} tokens in a step of at most {self.capacity}"
         self._tokens[:count] = tokens
@@ -215,9 +213,7 @@ class AbortSwitch:
     def __init__(self) -> None:
         self._text = ctypes.create_string_buffer(2)
         self._lock = threading.Lock()
-        self._is_armed = False
-        self._is_pressed = False
-        self._is_held = False
+        self._states = {"armed": False, "pressed": False, "held": False}
 
     def connect(self, params: llama_cpp.llama_context_params) -> None:
         """The context must not outlive the switch, whose address it keeps."""
@@ -226,33 +222,29 @@ class AbortSwitch:
 
     @contextlib.contextmanager
     def armed(self, *, is_armed: bool = True) -> Iterator[None]:
-        self._set(is_armed=is_armed)
+        self._set(armed=is_armed)
         try:
             yield
         finally:
-            self._set(is_armed=False, is_pressed=False)
+            self._set(armed=False, pressed=False)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Delay a press until the computations inside are complete."""
-        self._set(is_held=True)
+        self._set(held=True)
         try:
             yield
         finally:
-            self._set(is_held=False)
+            self._set(held=False)
 
     def press(self) -> None:
         """Interrupt the running step. Any thread may call this at any time."""
-        self._set(is_pressed=True)
+        self._set(pressed=True)
 
-    def _set(
-        self, *, is_armed: bool | None = None, is_pressed: bool | None = None, is_held: bool | None = None
-    ) -> None:
+    def _set(self, **states: bool) -> None:
         with self._lock:
-            self._is_armed = self._is_armed if is_armed is None else is_armed
-            self._is_held = self._is_held if is_held is None else is_held
-            self._is_pressed = self._is_pressed if is_pressed is None else is_pressed
-            counts = self._is_armed and self._is_pressed and not self._is_held
+            self._states |= states
+            counts = self._states == {"armed": True, "pressed": True, "held": False}
             self._text[0] = b"\x01" if counts else b"\x00"
 
 

@@ -160,7 +160,12 @@ class ConstrainedOutput:
         if self._matcher is None:
             return True
         if self._active_matcher is not None:
-            return self._items is None or self._keeps_items_apart(self._matcher, self._items, token)
+            if self._items is None:
+                return True
+            with self._charged():
+                return keeps_items_apart(
+                    self._items, token, self._matcher, self._tokens.text_of, self._trials
+                )
         if token in self._tokens.ends:
             return self._search is not None
         answer: bytes | None = self._tokens.text_of(token)
@@ -175,10 +180,6 @@ class ConstrainedOutput:
             return True
         spelling = self._tokens.spell(rest)
         return spelling is not None and self._matcher.validate_tokens(spelling) == len(spelling)
-
-    def _keeps_items_apart(self, matcher: LLMatcher, items: ListItems, token: int) -> bool:
-        with self._charged():
-            return keeps_items_apart(items, token, matcher, self._tokens.text_of, self._trials)
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens may come next. In free text all may, because a token that ends a

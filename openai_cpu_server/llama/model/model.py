@@ -10,7 +10,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -124,7 +124,7 @@ _SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds rem
 
 
 class HeadUse(enum.Enum):
-    """Treatment of a file's heads that predict further tokens."""
+    """Treatment of heads that predict further tokens."""
 
     LOADED = "loaded"
     SKIPPED = "skipped"
@@ -163,7 +163,10 @@ class Model(NativeObject):
         params.load_mode = mode
         params.load_mtp = heads is HeadUse.LOADED
         if heads is HeadUse.HIDDEN:
-            params.kv_overrides = _without_heads(header)
+            key, num_layers = header.for_architecture, layer_count(header) - head_count(header)
+            params.kv_overrides = metadata_overrides(
+                {key("block_count"): num_layers, key("nextn_predict_layers"): 0}
+            )
         return cls._load(header, params, on_progress, places or NativeSplit())
 
     @classmethod
@@ -288,14 +291,17 @@ class Model(NativeObject):
         return None if source is None else str(source.decode("utf-8", "replace"))
 
 
-def _without_heads(header: GgufHeader) -> object:
-    facts = {"block_count": layer_count(header) - head_count(header), "nextn_predict_layers": 0}
-    overrides = (llama_cpp.llama_model_kv_override * (len(facts) + 1))()
-    for override, (name, value) in zip(overrides, facts.items(), strict=False):
-        override.tag = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT
-        override.key = header.for_architecture(name).encode()
-        override.value.val_i64 = value
-    return overrides
+def metadata_overrides(facts: Mapping[str, str | int]) -> object:
+    """Return llama.cpp's array of metadata, which an empty element ends."""
+    array = (llama_cpp.llama_model_kv_override * (len(facts) + 1))()
+    for element, (key, value) in zip(array, facts.items(), strict=False):
+        element.key = key.encode()
+        if isinstance(value, int):
+            element.tag, element.value.val_i64 = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT, value
+        else:
+            element.tag = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_STR
+            element.value.val_str = value.encode()[:127].decode(errors="ignore").encode()
+    return array
 
 
 _EDGE_BYTES = 2**20
@@ -321,21 +327,17 @@ def _model_digest(files: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in files:
         try:
-            _add_file(digest, path)
+            with path.open("rb") as file:
+                facts = os.fstat(file.fileno())
+                # Samples can miss an edit.
+                digest.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
+                digest.update(file.read(_EDGE_BYTES))
+                last = max(0, facts.st_size - _EDGE_BYTES)
+                for index in range(_SAMPLES):
+                    file.seek(last * index // _SAMPLES)
+                    digest.update(file.read(_SAMPLE_BYTES))
+                file.seek(last)
+                digest.update(file.read())
         except OSError as error:
             raise StartupError(f"Cannot read {path}: {error.strerror}.") from None
     return digest.hexdigest()[:32]
-
-
-def _add_file(digest: hashlib._Hash, path: Path) -> None:
-    """Includes the modification time, because samples can miss an edit."""
-    facts = path.stat()
-    digest.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
-    last = max(0, facts.st_size - _EDGE_BYTES)
-    with path.open("rb") as file:
-        digest.update(file.read(_EDGE_BYTES))
-        for index in range(_SAMPLES):
-            file.seek(last * index // _SAMPLES)
-            digest.update(file.read(_SAMPLE_BYTES))
-        file.seek(last)
-        digest.update(file.read())

@@ -236,8 +236,12 @@ class Vocabulary(Closable):
         buffer = ctypes.create_string_buffer(_PIECE_BYTES)
         shown, text, ends = memoryview(buffer), bytearray(), array("I")
         for token in range(self._size):
-            length = render(vocab, token, buffer, _PIECE_BYTES, 0, True)
-            text += shown[:length] if length >= 0 else _long_piece(vocab, token, -length)
+            length = render(vocab, token, buffer, len(shown), 0, True)
+            if length < 0:
+                buffer = ctypes.create_string_buffer(-length)
+                shown = memoryview(buffer)
+                length = render(vocab, token, buffer, len(shown), 0, True)
+            text += shown[:length]
             ends.append(len(text))
         return PieceTable(bytes(text), ends, array("I", sorted(self.silent_tokens)))
 
@@ -351,12 +355,6 @@ def _tokenized(vocab: object, text: str, *, add_special: bool, parse_special: bo
         if count >= 0:
             return list(tokens[:count])
         capacity = -count
-
-
-def _long_piece(vocab: object, token: int, size: int) -> bytes:
-    buffer = ctypes.create_string_buffer(size)
-    llama_cpp.llama_token_to_piece(vocab, token, buffer, size, 0, True)
-    return buffer.raw
 
 
 def _present(token: int) -> int | None:
