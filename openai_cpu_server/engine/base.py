@@ -28,7 +28,7 @@ class PreparedRequest(NamedTuple):
     beginning: tuple[int, ...] = ()
     """Output that the constraint forces before the first sample, to be computed with the prompt."""
     failure: RequestFailed | None = None
-    """Reason for the rejection of the request, or None if it is accepted."""
+    """None if the request is accepted."""
 
 
 class CheckedAdapter(NamedTuple):
@@ -46,7 +46,6 @@ Work = (
     | messages.ShowSteps
     | messages.HideSteps
 )
-"""Commands that a core handles."""
 Planned = TypeVar("Planned")
 
 
@@ -86,13 +85,12 @@ class StepTimer:
         self.was_interrupted = False
 
     def urge(self) -> bool:
-        """Note urgent work, in any thread; return True if the running step may be discarded."""
+        """Note urgent work, in any thread; return True if the step may be discarded."""
         self._is_urged = True
         return self._clock() < self._interruptible_until
 
     def begin(self, predicted_ms: float, *, may_interrupt: bool) -> bool:
-        """Return True if urgent work arrived while the step was planned, so that it should be discarded at
-        once."""
+        """Return True if the step should be discarded at once."""
         self.started_s, self._cpu_started_s = self._clock(), self._cpu_clock()
         self._predicted_ms = predicted_ms
         if may_interrupt and not self.was_interrupted:
@@ -113,8 +111,7 @@ class StepTimer:
 
     @property
     def lateness(self) -> float:
-        """Recent factor of actual to predicted step time, at least 1. The cost model learns about a busy
-        machine step by step; estimates for waiting clients use this factor at once."""
+        """Recent factor of actual to predicted step time, for estimates: the cost model learns slowly."""
         factor = (self._recent_elapsed_s + _TRUST_S) / (self._recent_predicted_s + _TRUST_S)
         return min(max(factor, 1.0), _LATEST)
 

@@ -1,7 +1,6 @@
 """Cores of an engine: the number of compute threads, and the turn to compute where engines share the cores.
 
-There are fewer threads while other processes take cores. Threads wait for each other after each operation, so
-one without a core delays all.
+Threads wait for each other after each operation, so one without a core delays all.
 """
 
 from __future__ import annotations
@@ -127,12 +126,9 @@ class ThreadChoice:
 _LOOK_S = 0.06
 """Duration of observation before a decision: some time slices of Linux, which are 3 ms."""
 _LOG_S = 10.0
-"""Minimum time between two log messages about changes."""
 
 
 class CoreMonitor:
-    """Observer of steps that sets the number of threads for the next one."""
-
     def __init__(self, threads: ThreadControl, clock: Callable[[], float]) -> None:
         self._threads = threads
         self._clock = clock
@@ -151,7 +147,7 @@ class CoreMonitor:
 
     def computed(self, elapsed_ms: float, alone_ms: float) -> bool:
         """Record a step that would have taken `alone_ms` on all threads. Return True if it teaches the cost
-        of steps, which is not so if cores were lost for a moment."""
+        of steps: not if cores were lost for a moment."""
         waits_s = self._threads.waits_s()
         lost_s = {thread: waited_s - self._waits_s.get(thread, 0.0) for thread, waited_s in waits_s.items()}
         self._waits_s = waits_s
@@ -212,13 +208,12 @@ PIECE_S = 0.05
 _MEMORY_S = 5.0
 """Time constant of observations, in time in which this engine wanted to compute."""
 _SLOWEST = 20.0
-"""Maximum factor of estimates."""
 _LOADING = EngineWants(work=Priority.BATCH, is_loading=True)
 
 
 class EngineTurn:
-    """Turn of an engine with its own cores: it always has the turn and sends nothing. All methods but those
-    of `SharedTurn` for the reader belong to the thread that computes."""
+    """Turn of an engine with its own cores: it always has it and sends nothing. Methods belong to the thread
+    that computes, but for those of `SharedTurn` for the reader."""
 
     @property
     def is_held(self) -> bool:

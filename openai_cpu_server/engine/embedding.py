@@ -24,7 +24,6 @@ second for steps of 64, 256, 512, 1,024 and 2,048: with our attention 9.4, 11.5,
 ggml's, which computes every token with every other one of the step, 7.8, 10.2, 9.9, 9.1, 6.5. Steps of 128
 made a chat's first token beside endless embedding no earlier."""
 _MOST_PLACES = 100
-"""Maximum waiting requests whose place is reported."""
 
 
 class EmbedCore(base.Core[list[EmbedPart]]):

@@ -302,7 +302,6 @@ Request = (
     | messages.ShowSteps
     | messages.HideSteps
 )
-"""Commands that are taken once the engine is ready."""
 Prepared = messages.Submit | messages.LoadAdapter
 _END = (-2, 0, None)
 """Sorts before all requests."""
@@ -316,8 +315,8 @@ class Preparation:
     """Passes requests with a constraint when that is prepared, adapters when their files are checked, and
     other commands at once.
 
-    One thread prepares, interactive requests first. It announces each request before it begins, because
-    native code may kill the process there. Another thread measures media.
+    One thread prepares. It announces each request before it begins, because native code may kill the process
+    there. Another thread measures media.
     """
 
     prepare: Callable[[messages.Submit], PreparedRequest]

@@ -127,8 +127,7 @@ class _Token(NamedTuple):
 
 
 class SequenceOutput:
-    """Converter of a sequence's progress into events. A step makes at most one event for each part of the
-    output.
+    """Converter of a sequence's progress into events, at most one for each part of the output in a step.
 
     A sequence that resumes after a crash holds nothing back, because its first `num_released` output tokens
     were all released.
@@ -167,7 +166,6 @@ class SequenceOutput:
         self._last_choice = 0
         """Number of examined tokens up to the last one that the model chose."""
         self.is_loop = False
-        """True if the output has ended because it repeats itself."""
         for token in sequence.output[:num_released]:
             self._look_for_loop(token)
         released = [piece(token) for token in sequence.output[:num_released]]

@@ -1,8 +1,6 @@
-"""Compiles the library of kernels: `python -m openai_cpu_server.kernels.build`.
-
-A portable wheel or image has one library per CPU level, from which `library.py` chooses at run time. Imports
-only the standard library, because it runs before anything is installed.
-"""
+"""Compiles the library of kernels: `python -m openai_cpu_server.kernels.build`. A portable wheel has one per
+CPU level, from which `library.py` chooses. Imports only the standard library, because it runs before anything
+is installed."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ class GgmlGraphs(GgmlTensors):
             if case.experts is None:
                 nodes = [self._ggml.ggml_mul_mat(context, one, activations) for one in weights]
             else:
-                experts = self._stored(context, case.experts, case.experts.shape, GgmlType.I32)
+                experts = self._integers(context, case.experts)
                 nodes = [self._ggml.ggml_mul_mat_id(context, one, activations, experts) for one in weights]
             yield self._computing(context, nodes, case.shape)
 
@@ -287,7 +287,7 @@ class GgmlGraphs(GgmlTensors):
         sequences, _, heads, width = case.values.shape
         inputs = (case.queries, case.keys, case.values, case.gates, case.betas)
         tensors = [self._tensor(context, each, GgmlType.F32) for each in inputs]
-        gathered = self._ggml.ggml_get_rows(context, memory, self._integers(context, np.asarray(case.reads)))
+        gathered = self._ggml.ggml_get_rows(context, memory, self._integers(context, case.reads))
         states = self._ggml.ggml_reshape_4d(context, gathered, width, width, heads, sequences)
         node = self._ggml.ggml_gated_delta_net(context, *tensors, states, case.num_states)
         return node, case.values.shape, [self._written_back(context, case, memory, node, case.values.shape)]
@@ -298,7 +298,7 @@ class GgmlGraphs(GgmlTensors):
         tensors = [self._tensor(context, each, GgmlType.F32) for each in inputs]
         width = case.b.shape[-1]
         states = self._ggml.ggml_reshape_4d(context, memory, width, rows, heads, len(case.states))
-        reads = self._integers(context, np.asarray(case.reads))
+        reads = self._integers(context, case.reads)
         node = self._ggml.ggml_ssm_scan(context, states, *tensors, reads, case.num_states)
         return node, case.x.shape, [self._written_back(context, case, memory, node, case.x.shape)]
 
@@ -317,7 +317,7 @@ class GgmlGraphs(GgmlTensors):
         sequences, tokens, channels = case.inputs.shape
         before, row = case.weights.shape[1] - 1, 4 * case.states.shape[1]
         ggml = self._ggml
-        gathered = ggml.ggml_get_rows(context, memory, self._integers(context, np.asarray(case.reads)))
+        gathered = ggml.ggml_get_rows(context, memory, self._integers(context, case.reads))
         states = ggml.ggml_reshape_4d(context, gathered, before, channels, sequences, 1)
         inputs = ggml.ggml_transpose(context, self._tensor(context, case.inputs, GgmlType.F32))
         matrix = ggml.ggml_concat(context, states, inputs, 0)

@@ -101,8 +101,8 @@ PROMPTS: tuple[AttentionShape, ...] = (
 
 
 def attention_proofs(shapes: Iterable[AttentionShape] = _SHAPES) -> Iterator[Operation]:
-    """Every path of the kernel: one shared row, many rows; tiles, a ragged end, holes; wide and latent
-    heads; layers that share a mask; heads of encoders, which have none."""
+    """Every path: one shared row, many rows; tiles, a ragged end, holes; wide and latent heads; layers that
+    share a mask; heads of encoders, which have none."""
     random = np.random.default_rng(0)
     for rows, cells, heads, kv_heads, width, value_width, cell_type in shapes:
         q = random.standard_normal((2, rows, heads, width), np.float32)

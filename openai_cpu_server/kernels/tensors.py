@@ -78,10 +78,9 @@ class GgmlTensors:
         finally:
             self._ggml.ggml_free(context)
 
-    def _integers(self, context: int, values: Ints) -> Any:
-        tensor = self._new_tensor(context, values.shape, GgmlType.I32)
-        self._fill(tensor, values.astype(np.int32))
-        return tensor
+    def _integers(self, context: int, values: Ints | tuple[int, ...]) -> Any:
+        numbers = np.asarray(values, np.int32)
+        return self._stored(context, numbers, numbers.shape, GgmlType.I32)
 
     def _new_tensor(self, context: int, shape: tuple[int, ...], kind: int) -> Any:
         sizes = (ctypes.c_int64 * len(shape))(*reversed(shape))
@@ -126,7 +125,6 @@ class GgmlTensors:
         return compute
 
     def _result(self, node: Any, shape: tuple[int, ...]) -> Floats:
-        """View of the last result."""
         values = (ctypes.c_float * math.prod(shape)).from_address(self._ggml.ggml_get_data(node))
         return np.ctypeslib.as_array(values).reshape(shape)
 

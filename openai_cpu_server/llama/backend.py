@@ -46,7 +46,6 @@ _NO_DRAFT = ModelDraft((), 0)
 _NO_ROWS = OutputRows(range(0), range(0))
 
 Drafts = Mapping[int, ModelDraft]
-"""Drafts by slot."""
 
 
 class Computed(NamedTuple):
@@ -354,10 +353,9 @@ class LlamaBackend:
     def _apart(self, spans: Sequence[Span]) -> list[list[Span]]:
         """Group spans so that each state can be restored after an interruption.
 
-        When sequences compute together, llama.cpp first moves states, also those of others, to put theirs
-        side by side. An aborted graph may leave any of them half moved, so only graphs of one sequence are
-        aborted. That costs nothing, because llama.cpp passes twice over the weights for steps of unequal
-        lengths anyway.
+        llama.cpp first moves states to put those that compute together side by side. An aborted graph may
+        leave any of them half moved, so only graphs of one sequence are aborted. That costs nothing, because
+        steps of unequal lengths pass over the weights twice anyway.
         """
         least = 1 if self._loaded.model.is_computed_apart else 2
         single = [span for span in spans if span.num_tokens < least]
@@ -367,8 +365,8 @@ class LlamaBackend:
     def _drafts_last(self, spans: Sequence[Span]) -> list[list[Span]]:
         """Group spans so that each state can roll back to before its draft.
 
-        llama.cpp leaves the snapshots of a state behind when it moves that for other sequences. So those with
-        drafts come last, together if llama.cpp computes them in one pass, else alone.
+        llama.cpp leaves snapshots behind when it moves a state for other sequences. So those with drafts come
+        last, together if llama.cpp computes them in one pass, else alone.
         """
         drafting = [span for span in spans if span.draft]
         if not self.info.state_bytes or not drafting:
@@ -512,7 +510,6 @@ def _free(native: _Native) -> None:
 
 
 def _file_state(path: Path) -> tuple[int, int, int]:
-    """Inode, size and time of modification."""
     try:
         facts = path.stat()
     except OSError as error:

@@ -182,10 +182,10 @@ class _HeadCells:
 
 
 class DraftHead(DraftModel):
-    """Owns the head's contexts, and its model if that has a file of its own.
+    """Owns the head's contexts, and its model if that has its own file.
 
     Prompts are read as soon as the model has computed them, single tokens with the next draft, and nothing
-    while the head is idle. Each head of a chain has cells of its own, because all compute the same positions.
+    while idle. Each head of a chain has its own cells, because all compute the same positions.
     """
 
     def __init__(

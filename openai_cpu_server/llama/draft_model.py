@@ -88,8 +88,7 @@ class DraftModel(Protocol):
 class SmallModel(DraftModel):
     """Owns the small model and its pool, with one slot for each slot of the large model.
 
-    Each draft compares the slot's tokens with those already computed. Slots share no cells, so not all may
-    fit: a prompt is begun only if it can be read to the end.
+    Slots share no cells, so not all may fit: a prompt is begun only if it can be read to the end.
     """
 
     def __init__(self, model: Model, vocabulary: Vocabulary, context: Context, *, num_common: int) -> None:
@@ -98,7 +97,6 @@ class SmallModel(DraftModel):
         self._num_common = num_common
         self._first_token = vocabulary.bos or 0
         self._ends = vocabulary.end_tokens.union(range(num_common, vocabulary.vocab_size))
-        """Tokens that end a draft."""
         self._context = context
         self._batch = TokenBatch(context.batch_tokens, context.sequences)
         self._held: dict[int, list[int]] = {}

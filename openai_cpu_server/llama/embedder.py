@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from openai_cpu_server.contract.embedding import EmbedResult
-from openai_cpu_server.contract.media import MeasuredMedia, MediaSize, not_taken
+from openai_cpu_server.contract.media import not_taken
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.contract.step import Span
@@ -101,6 +101,7 @@ class LlamaEmbedder:
     context: PoolingContext
     abort: AbortSwitch
     info: ModelInfo
+    measure = staticmethod(not_taken)
 
     @classmethod
     def load_cold(
@@ -186,9 +187,6 @@ class LlamaEmbedder:
 
     def interrupt(self) -> None:
         self.abort.press()
-
-    def measure(self, size: MediaSize) -> MeasuredMedia:
-        return not_taken(size)
 
     def close(self) -> None:
         self.context.close()

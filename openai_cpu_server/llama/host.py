@@ -19,9 +19,9 @@ class ComputeThreads:
     """Number of compute threads, their cores, and the time that they have waited for these. One object serves
     all contexts of a thread, because these share llama.cpp's threads.
 
-    The threads meet after each operation of a step. If there are as many as cores, each is bound to one,
-    because Linux may put two of them on one core for seconds (measured: steps of 10 ms took 630). Fewer
-    threads are left to the kernel.
+    If there are as many threads as cores, each is bound to one, because they meet after each operation and
+    Linux may put two on one core for seconds (measured: steps of 10 ms took 630). Fewer threads are left to
+    the kernel.
     """
 
     def __init__(self, most: int, *, may_bind: bool = True, machine: Machine | None = None) -> None:
@@ -206,7 +206,6 @@ class Machine:
     process: Path = Path("/proc/self")
     topology: Path = CPUS
     usable: Callable[[], Collection[int]] = usable_cpus
-    """Returns the CPUs that the process may run on."""
     pressure: Path = Path("/proc/pressure/cpu")
 
     def free_memory(self) -> int:
@@ -243,7 +242,6 @@ class Machine:
         return sum(map(_throttled_s, self.quota_files()))
 
     def quota_files(self) -> list[Path]:
-        """Files with the throttled time."""
         return [file for group in self._groups("cpu") if (file := group / "cpu.stat").exists()]
 
     def cpu_pressure_s(self) -> float | None:

@@ -90,7 +90,6 @@ class LoadedParts(NamedTuple):
     info: ModelInfo
     sequences: kv_size.SequencePlan
     fingerprint: str
-    """Digest of everything that saved cells depend on."""
     draft_model: DraftModel | None
     row_store: RowStore | None
 
@@ -113,7 +112,7 @@ def _require_usable(options: EngineOptions) -> None:
     for name, threads in (("threads", options.threads), ("threads-batch", options.threads_batch)):
         if threads is not None and threads < 1:
             raise StartupError(f"--{name} must be at least 1, not {threads}.")
-    if not options.flash_attention and kv_type.is_quantised:
+    if not options.flash_attention and kv_type.value.is_quantised:
         raise StartupError(f"KV type {options.kv_type} needs flash attention.")
     if options.prefill_tokens < 1:
         raise StartupError("A step must be allowed at least 1 token.")
@@ -267,8 +266,8 @@ class _Loader:
     def _probe_state(self, model: Model) -> tuple[int, bool]:
         """Bytes of a saved state, and True if llama.cpp can keep snapshots for this architecture.
 
-        llama.cpp reports the bytes only for a sequence with a state, so a step is begun in a separate context
-        and aborted at once. At a position other than the first, it keeps the state that it has begun.
+        llama.cpp reports the bytes only for a sequence with a state, so a step is begun and aborted at once.
+        At a position other than the first, it keeps the state that it has begun.
         """
         options = ContextOptions(
             kv_cells=kv_size.CELLS_GRANULARITY,

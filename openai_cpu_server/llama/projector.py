@@ -1,8 +1,8 @@
 """Encoder of pictures and sounds: llama.cpp's libmtmd.
 
 A picture takes seconds. The encoder computes in its own thread while the engine's thread waits, so that they
-share the cores by turns. The rest of an operation that takes longer than a turn runs with the lowest priority
-of Linux beside the steps.
+share the cores by turns. An operation that takes longer than a turn ends with the lowest priority of Linux
+beside the steps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ much."""
 _MOST_SOUND_ROWS = 4096
 """Some encoders attend to all of a sound at once."""
 _PAUSE_S = 0.01
-"""Target interval of pauses."""
 
 
 class EncodingFailed(ServerError): ...

@@ -117,8 +117,8 @@ class OpenSlot:
         """Sample after the span's last token, and after each correct draft token.
 
         Every token is chosen by the same draw as without a draft. So a draft token x is accepted with the
-        target's own p(x), and its replacement is distributed as p without x. That is rejection sampling, and
-        drafts do not change the output.
+        target's own p(x), and its replacement is distributed as p without x: rejection sampling, which does
+        not change the output.
         """
         samples: list[step.Sample] = []
         output: list[int] = []
@@ -200,7 +200,6 @@ class CellCopies:
     """Tokens, as of `Model`."""
     scratch: int
     empty: int
-    """Slot that stays empty."""
     _sizes: dict[int, int] = field(default_factory=dict)
     """Bytes of a part, by its number of cells."""
 
@@ -275,8 +274,7 @@ class CellCopies:
 
     def _parts(self, start: int, end: int) -> list[tuple[int, int]]:
         """llama.cpp reads a part whole or not at all. Parts of at most a ledger block bound the temporary
-        cells of a restored prefix to those of its last block. It also leaves out what a window hides from the
-        end of a part."""
+        cells of a restored prefix. It also leaves out what a window hides from the end of a part."""
         part = gcd(step.POOL_BLOCK_TOKENS, self.window)
         return [(first, min(first + part, end)) for first in range(start, end, part)]
 

@@ -42,8 +42,8 @@ class BatchLayout(NamedTuple):
 class SlotSequences(NamedTuple):
     """llama.cpp's sequence ids of a slot: its number, and that of its guard.
 
-    llama.cpp reuses a cell that a window has passed if exactly one sequence owns it. The guard is a second,
-    silent owner that keeps the cell, for other sequences with the same prefix and for rollback.
+    llama.cpp reuses a cell that a window has passed if exactly one sequence owns it. The guard is a second
+    owner, which keeps it for other sequences with the same prefix and for rollback.
     """
 
     num_guarded: int = 0
@@ -138,7 +138,6 @@ class PlacedRows(NamedTuple):
 
 class RowBatch(NativeBatch):
     def __init__(self, capacity: int, width: int, sequences: SlotSequences) -> None:
-        """`width`: numbers per row."""
         self._rows = np.zeros((capacity, width), np.float32)
         self._places = np.zeros(4 * capacity, np.int32)
         super().__init__(capacity, sequences, embd=self._rows, pos=self._places)
@@ -164,7 +163,6 @@ class HeadToken(NamedTuple):
 
 class HeadBatch(NativeBatch):
     def __init__(self, capacity: int, width: int) -> None:
-        """`width`: numbers per row."""
         self._tokens = np.zeros(capacity, np.int32)
         self._positions = np.zeros(capacity, np.int32)
         self._rows = np.zeros((capacity, width), np.float32)
@@ -203,11 +201,11 @@ def _rows(span: Span, first: int) -> OutputRows:
 
 
 class AbortSwitch:
-    """Abort callback of llama.cpp, called between graph nodes without the GIL.
+    """Abort callback of llama.cpp, called between graph nodes without the GIL: the C library's `strlen`, with
+    a text of length 0 (continue) or 1 (abort).
 
-    The callback is the C library's `strlen` and its data a text of length 0 (continue) or 1 (abort). A press
-    counts for the running step or else the next one, and only if that is armed. One for a step that has just
-    ended hits the next one, which is then computed again.
+    A press counts for the running step or else the next one, and only if that is armed. One for a step that
+    has just ended hits the next one, which is then computed again.
     """
 
     def __init__(self) -> None:
@@ -511,6 +509,6 @@ def _params(options: ContextOptions) -> llama_cpp.llama_context_params:
     params.n_outputs_max = options.outputs
     params.n_outputs_max_per_seq = options.outputs
     params.n_threads, params.n_threads_batch = options.threads, options.threads_batch
-    params.type_k = params.type_v = options.kv_type.ggml_type
+    params.type_k = params.type_v = options.kv_type.value.number
     params.offload_kqv = options.cells_beside_layers
     return params

@@ -58,7 +58,6 @@ _NEEDED_PARTS = ("attn_q", "attn_output", "ffn_")
 
 class PredictionHead(NamedTuple):
     header: GgufHeader
-    """File that has it."""
     kind: HeadKind
     num_heads: int
     is_cut: bool
@@ -80,7 +79,6 @@ def head_count(header: GgufHeader) -> int:
 
 
 def may_have_head(header: GgufHeader) -> bool:
-    """Return True if heads for models of this architecture exist."""
     return header.architecture in _SUPPORTED or header.architecture in _MODEL_OF_ASSISTANT.values()
 
 

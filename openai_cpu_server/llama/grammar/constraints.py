@@ -30,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 
 class TriggerSearch:
-    """Search of a streamed text for triggers."""
-
     def __init__(self, triggers: Sequence[str]) -> None:
         """`triggers`: at least one. Raises `ConstraintFailed`."""
         if not all(triggers):
@@ -83,11 +81,11 @@ class ModelTokens:
 
 
 class ConstrainedOutput:
-    """Tracks one output: thoughts, then the opening, then free text until a trigger, then the grammar, each
-    optional.
+    """Tracks one output: thoughts, the opening, free text until a trigger, the grammar, each optional. Not
+    thread-safe.
 
     Forced tokens are found immediately after each token, so the result is the same for sampled, forced and
-    replayed tokens. Not thread-safe. Methods raise `ConstraintFailed` when the grammar's limits are reached.
+    replayed tokens. Methods raise `ConstraintFailed` when the grammar's limits are reached.
     """
 
     def __init__(
@@ -108,7 +106,6 @@ class ConstrainedOutput:
         self._items = ListItems() if CAPTURE in (constraint.grammar or "") else None
         """Lists whose items must differ, or None if the grammar has none."""
         self._trials = new_trials()
-        """Trials that are left before the next token."""
         self._search = TriggerSearch(constraint.triggers) if constraint.triggers else None
         """Search for a trigger; None once the grammar has begun."""
         self._forced: deque[int] = deque()
@@ -117,7 +114,6 @@ class ConstrainedOutput:
         """Mask of the next token, if computed."""
         self._spent_s = 0.0
         self._mask_s = 0.0
-        """CPU time of the last mask."""
         if self._thoughts is None:
             self._begin_answer(b"")
         elif constraint.thinking is not None:

@@ -53,7 +53,7 @@ class CurveKey(MeasurementKey, frozen=True, kw_only=True, omit_defaults=True):
     max_seqs: int
     max_step_tokens: int
     split: str | None = None
-    """Split, or None for the CPU alone."""
+    """None for the CPU alone."""
 
     @classmethod
     def of(cls, info: model_info.ModelInfo, options: EngineOptions) -> CurveKey:
@@ -126,7 +126,6 @@ class Calibrator:
         self._on_device = info.placement is not None and info.placement.split is not None
         largest = min(info.max_step_tokens, info.kv_tokens)
         self._pending = deque(n for n in (_DEVICE_SIZES if self._on_device else _SIZES) if n <= largest)
-        """Sizes still to be timed in this round."""
         self._rounds_left = _ROUNDS - 1
 
     def known(self) -> model_info.CostCurve | None:

@@ -83,8 +83,6 @@ logger = logging.getLogger(__name__)
 
 
 class MeasurementKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Conditions that a measurement depends on."""
-
     VERSION: ClassVar[int]
     """Version of the method."""
     version: int

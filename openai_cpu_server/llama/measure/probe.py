@@ -131,8 +131,6 @@ _RESERVE = _REPEATS * _STEP
 
 @dataclass(eq=False)
 class Stopwatch:
-    """Time budget and its progress."""
-
     budget_s: float
     on_progress: Callable[[float], None]
     clock: Callable[[], float] = time.monotonic
@@ -159,7 +157,7 @@ def attention_price_ms(
     probe: Probe, info: ModelInfo, watch: Stopwatch, *, chunk: int, context: int = CONTEXT
 ) -> float:
     """Return the milliseconds per pair of a token and an attended cell, or 0 if the pool is too small or
-    noise hides them. The same steps are timed in an empty pool and behind a context in slot 0.
+    noise hides them. The same steps are timed in an empty pool and behind a context.
 
     `chunk`: tokens of the steps that compute the context.
     """

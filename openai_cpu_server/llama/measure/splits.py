@@ -120,7 +120,6 @@ class SplitRace:
         self._stored_times = Measured(folder, SplitKey, SplitTimes)
         self._times = self._stored_times.get(key) or SplitTimes()
         self._tried: set[SplitKind] = set()
-        """Tried in this process."""
 
     @property
     def times(self) -> dict[SplitKind, float | None]:

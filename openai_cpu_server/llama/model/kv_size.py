@@ -21,6 +21,7 @@ from openai_cpu_server.llama.gguf.heads import (
     only_drafts,
     why_unfit,
 )
+from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES
 
 CELLS_GRANULARITY = 256
 """llama.cpp pads the size of the pool to a multiple of this."""
@@ -28,31 +29,20 @@ _DEFAULT_CELLS_MAX = 16_384
 
 
 class KVType(enum.Enum):
-    F32 = ("f32", 0, 1, 4)
-    F16 = ("f16", 1, 1, 2)
-    BF16 = ("bf16", 30, 1, 2)
-    Q8_0 = ("q8_0", 8, 32, 34)
-
-    def __init__(self, label: str, ggml_type: int, block_values: int, block_bytes: int) -> None:
-        self.label = label
-        self.ggml_type = ggml_type
-        self._block_values = block_values
-        self._block_bytes = block_bytes
+    F32 = TENSOR_TYPES[0]
+    F16 = TENSOR_TYPES[1]
+    BF16 = TENSOR_TYPES[30]
+    Q8_0 = TENSOR_TYPES[8]
 
     @classmethod
-    def named(cls, label: str) -> KVType:
-        for kind in cls:
-            if kind.label == label:
-                return kind
-        labels = ", ".join(kind.label for kind in cls)
-        raise StartupError(f"Unknown KV type '{label}'; the types are {labels}.")
-
-    @property
-    def is_quantised(self) -> bool:
-        return self._block_values > 1
+    def named(cls, name: str) -> KVType:
+        kinds = {kind.value.name: kind for kind in cls}
+        if name not in kinds:
+            raise StartupError(f"Unknown KV type '{name}'; the types are {', '.join(kinds)}.")
+        return kinds[name]
 
     def row_bytes(self, num_values: int) -> int:
-        return -(-num_values // self._block_values) * self._block_bytes
+        return -(-num_values // self.value.block_values) * self.value.block_bytes
 
 
 DRAFT_KV_TYPE = KVType.F16
@@ -90,8 +80,6 @@ def _kv_heads(header: GgufHeader) -> list[int]:
 
 
 class DraftSource(NamedTuple):
-    """File that drafts for a model."""
-
     header: GgufHeader
     head: PredictionHead | None = None
     """Unset for a small model."""
@@ -179,9 +167,9 @@ _MANY_SNAPSHOTS, _FEW_SNAPSHOTS = 7, 3
 def num_snapshots(options: EngineOptions, state_bytes: int, *, has_window: bool, drafts: bool) -> int:
     """Return the number of states per sequence for rollback after a draft.
 
-    Each token writes a snapshot, which is invisible for small states (LFM2, 80 kB: 0 of 57 ms). Three of 20
-    MB (Qwen3.5) make a step 4 % slower and states four times as large, so they are kept only if a model or a
-    head drafts. llama.cpp cannot tell snapshots from cells of windows when it copies them.
+    Each token writes a snapshot. That is invisible for small states (LFM2, 80 kB: 0 of 57 ms), but three of
+    20 MB (Qwen3.5) make a step 4 % slower and states four times as large, so they are kept only for a model
+    or a head that drafts. llama.cpp cannot tell snapshots from cells of windows when it copies them.
     """
     if options.speculation == "off" or has_window:
         return 0

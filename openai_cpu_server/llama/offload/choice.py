@@ -204,7 +204,7 @@ def of_draft_model(options: EngineOptions, path: Path) -> EngineOptions:
         projector_path=None,
         offload=options.draft_offload,
         draft_offload=ON_CPU,
-        kv_type=kv_size.DRAFT_KV_TYPE.label,
+        kv_type=kv_size.DRAFT_KV_TYPE.value.name,
     )
 
 
