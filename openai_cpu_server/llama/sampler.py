@@ -8,7 +8,7 @@ import functools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,16 +29,9 @@ _MOST_EXPONENT = 80.0
 _MORE_TOKENS = 256
 
 
-class _Adjustment(Protocol):
-    def accept(self, token: int) -> None:
-        """Take the next token of the output."""
-
-    def apply(self, logits: Logits) -> None:
-        """Change logits (vocabulary,) in place; -inf forbids."""
-
-
 class Adjustments:
-    """Adjustments in the order bias, penalties, end tokens."""
+    """Adjustments in the order bias, penalties, end tokens. They change logits (vocabulary,) in place; -inf
+    forbids."""
 
     def __init__(
         self, opened: Open, *, vocab_size: int, end_tokens: Collection[int], piece: Spelling
@@ -48,7 +41,7 @@ class Adjustments:
         self._bias = np.fromiter(sampling.logit_bias.values(), np.float32)
         assert all(0 <= token < vocab_size for token in sampling.logit_bias), "the API refuses such a bias"
         assert all(bias < math.inf for bias in sampling.logit_bias.values()), "the API refuses such a bias"
-        self._parts: list[_Adjustment] = []
+        self._parts: list[_RepeatPenalty | _UsagePenalty | BadWords | DryRepetitions] = []
         if sampling.repeat_penalty != 1:
             self._parts.append(_RepeatPenalty(sampling, prompt))
         if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:

@@ -11,7 +11,6 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from functools import reduce
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -177,10 +176,6 @@ class StoredBlock(NamedTuple):
     def sizes(self) -> tuple[int, ...]:
         return tuple(size for part in self.parts for size in part.sizes)
 
-    @property
-    def checksum(self) -> int:
-        return reduce(lambda sum_, part: zlib.crc32(part.data.data, sum_), self.parts, 0)
-
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
     block: SavedBlock
@@ -224,14 +219,16 @@ def _written(file: BinaryIO, blocks: Iterable[StoredBlock], limit: CacheFileLimi
         offset = file.tell()
         if time.monotonic() >= end_s or offset + sum(stored.sizes) > most_bytes:
             return
+        checksum = 0
         for part in stored.parts:
             file.write(part.data.data)
+            checksum = zlib.crc32(part.data.data, checksum)
         file.write(bytes(-file.tell() % _PAGE))
         if limit is not None and file.tell() - synced > _SYNC_BYTES:
             file.flush()
             os.fsync(file.fileno())
             synced = file.tell()
-        yield _Entry(stored.block, offset, stored.sizes, stored.checksum)
+        yield _Entry(stored.block, offset, stored.sizes, checksum)
 
 
 def read_cache_file(path: Path, fingerprint: str) -> tuple[list[StoredBlock], int]:

@@ -141,6 +141,10 @@ class Model(NativeObject):
         self.header = header
         self.file_bytes = file_bytes
         self.places = places
+        self.is_copied_whole = header.architecture in _COPIED_WHOLE
+        """True if llama.cpp crashes when it copies parts of a sequence (llama-kv-cache-dsv4.cpp)."""
+        self.is_computed_apart = header.architecture in _COMPUTED_APART
+        """True if llama.cpp computes several sequences together wrongly, or dies."""
 
     @classmethod
     def open(
@@ -263,16 +267,6 @@ class Model(NativeObject):
     def has_window(self) -> bool:
         """True if a guard can keep cells of a window."""
         return self.window > 0 and not self.is_copied_whole
-
-    @property
-    def is_copied_whole(self) -> bool:
-        """True if llama.cpp crashes when it copies parts of a sequence (llama-kv-cache-dsv4.cpp)."""
-        return self.header.architecture in _COPIED_WHOLE
-
-    @property
-    def is_computed_apart(self) -> bool:
-        """True if llama.cpp computes several sequences together wrongly, or dies."""
-        return self.header.architecture in _COMPUTED_APART
 
     @property
     def generates_text(self) -> bool:

@@ -162,11 +162,11 @@ class Vocabulary(Closable):
 
     @property
     def bos(self) -> int | None:
-        return _present(llama_cpp.llama_vocab_bos(self.native))
+        return self._special("bos")
 
     @property
     def eos(self) -> int | None:
-        return _present(llama_cpp.llama_vocab_eos(self.native))
+        return self._special("eos")
 
     @property
     def bos_text(self) -> str:
@@ -175,6 +175,10 @@ class Vocabulary(Closable):
     @property
     def eos_text(self) -> str:
         return self._text_of(self.eos)
+
+    def _special(self, name: str) -> int | None:
+        token = getattr(llama_cpp, f"llama_vocab_{name}")(self.native)
+        return None if token == llama_cpp.LLAMA_TOKEN_NULL else int(token)
 
     def _text_of(self, token: int | None) -> str:
         return "" if token is None else self.decode([token], special=True)
@@ -185,25 +189,17 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def fim(self) -> FimTokens | None:
-        prefix = _present(llama_cpp.llama_vocab_fim_pre(self.native))
-        suffix = _present(llama_cpp.llama_vocab_fim_suf(self.native))
-        middle = _present(llama_cpp.llama_vocab_fim_mid(self.native))
+        prefix, suffix, middle = map(self._special, ("fim_pre", "fim_suf", "fim_mid"))
         if prefix is None or suffix is None or middle is None:
             return None
-        return FimTokens(
-            prefix=prefix,
-            suffix=suffix,
-            middle=middle,
-            repository=_present(llama_cpp.llama_vocab_fim_rep(self.native)),
-            file=_present(llama_cpp.llama_vocab_fim_sep(self.native)),
-        )
+        return FimTokens(prefix, suffix, middle, self._special("fim_rep"), self._special("fim_sep"))
 
     @functools.cached_property
     def marks(self) -> SequenceMarks:
         """Between query and text stand EOS (or SEP) and SEP, as in llama-server."""
         around, vocab = self.encode("", add_special=True, parse_special=False), self.native
         num_begin = int(around[:1] == [self.bos])
-        sep = _present(llama_cpp.llama_vocab_sep(vocab))
+        sep = self._special("sep")
         eos = sep if self.eos is None else self.eos
         adds_eos, adds_sep = llama_cpp.llama_vocab_get_add_eos, llama_cpp.llama_vocab_get_add_sep
         between = [eos] * bool(adds_eos(vocab)) + [sep] * bool(adds_sep(vocab))
@@ -355,7 +351,3 @@ def _tokenized(vocab: object, text: str, *, add_special: bool, parse_special: bo
         if count >= 0:
             return list(tokens[:count])
         capacity = -count
-
-
-def _present(token: int) -> int | None:
-    return None if token == llama_cpp.LLAMA_TOKEN_NULL else int(token)
