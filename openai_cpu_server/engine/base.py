@@ -28,7 +28,7 @@ class PreparedRequest(NamedTuple):
     beginning: tuple[int, ...] = ()
     """Output that the constraint forces before the first sample, to be computed with the prompt."""
     failure: RequestFailed | None = None
-    """None if the request is accepted."""
+    """Reason for the rejection, or None."""
 
 
 class CheckedAdapter(NamedTuple):
@@ -62,8 +62,7 @@ def scheduling_on(scheduling: Scheduling, info: ModelInfo) -> Scheduling:
 
 
 class StepTimer:
-    """Timer of steps, which also knows if the running one may be discarded. No two in a row are, so at most
-    half of the work is wasted."""
+    """Timer of steps. No two in a row are discarded, so at most half of the work is wasted."""
 
     def __init__(
         self, clock: Callable[[], float], cpu_clock: Callable[[], float], *, preempt_threshold_s: float

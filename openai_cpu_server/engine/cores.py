@@ -213,7 +213,8 @@ _LOADING = EngineWants(work=Priority.BATCH, is_loading=True)
 
 class EngineTurn:
     """Turn of an engine with its own cores: it always has it and sends nothing. Methods belong to the thread
-    that computes, but for those of `SharedTurn` for the reader."""
+    that computes, but for those of `SharedTurn` for the reader. Waiting raises ConnectionError if the client
+    is gone."""
 
     @property
     def is_held(self) -> bool:
@@ -237,10 +238,10 @@ class EngineTurn:
     def give_back(self) -> None: ...
 
     def load_on(self) -> None:
-        """Wait for the turn to load a piece. Raises ConnectionError if the client is gone."""
+        """Wait for the turn to load a piece."""
 
     def pass_on(self) -> None:
-        """Let others compute, and wait for the next turn. Raises ConnectionError if the client is gone."""
+        """Let others compute, and wait for the next turn."""
 
 
 @dataclass(eq=False)

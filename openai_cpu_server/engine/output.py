@@ -175,8 +175,7 @@ class SequenceOutput:
             self._parts.read(sequence.output[:num_released], b"".join(released).decode(errors="replace"))
 
     def begin(self, beginning: Iterable[int]) -> Events:
-        """Take the tokens that are forced before the first sample. They are sent with it, unless they are the
-        whole output."""
+        """Take the tokens that are forced before the first sample, and sent with it."""
         reason = self._push([_Token(token, None, is_forced=True) for token in beginning])
         return () if reason is None else self._event(self._finish(reason))
 
@@ -320,7 +319,7 @@ class LiveOutputs:
 
     def beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
         """Return the tokens that the constraint forces before the first sample, none if tokens are scored one
-        by one. Any thread may call it. Raises `ConstraintFailed`."""
+        by one. Any thread may call it."""
         if request.constraint is None:
             return ()
         forced = self.backend.forced(request.constraint, output)

@@ -183,10 +183,10 @@ class ConvolutionCase(RecurrentCase, frozen=True, kw_only=True):
 class GgmlGraphs(GgmlTensors):
     @contextmanager
     def attending(self, *cases: AttentionCase, masks_change: bool = False) -> Iterator[Computing]:
-        """Compute attention repeatedly, in llama.cpp's layout. Several cases are one graph, as of layers,
-        with the last one's result; those with the same mask object share its tensor.
+        """Compute attention repeatedly. Several cases are one graph, as of layers, with the last one's
+        result; those with the same mask object share its tensor.
 
-        `masks_change`: store masks again each time, as in steps.
+        `masks_change`: store masks again each time.
         """
         arrays = [array for case in cases for array in (case.q, case.k, case.v, case.mask)]
         masks = {id(case.mask): case.mask for case in cases if case.mask is not None}

@@ -146,8 +146,7 @@ def product_proofs(library: KernelLibrary) -> Iterator[Operation]:
 
 
 def tile_proofs() -> Iterator[Operation]:
-    """Every type with a pair of blocks of rows and a rest, in a panel and a rest where the type has such;
-    experts with enough rows and with too few."""
+    """Every type with a pair of blocks of rows and a rest; experts with enough rows and with too few."""
     random = np.random.default_rng(0)
     for kind in TILE_TYPES:
         depth = 512 if num_weights_of_block(kind) == 256 else 544

@@ -91,7 +91,6 @@ class LlamaBackend:
     def load(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load and warm up a model. Raises `StartupError`."""
         backend = cls.load_cold(options, on_progress, machine)
         try:
             backend.warm_up()
@@ -104,7 +103,6 @@ class LlamaBackend:
     def load_cold(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load a model. Raises `StartupError`."""
         backend = cls(load_model(options, on_progress, machine or Machine()))
         backend._constraints.wait_until_ready()
         _ = backend._loaded.vocabulary.pieces  # else the first output would wait where no grammar needs them

@@ -1,8 +1,5 @@
 """llama-cpp-python's ctypes bindings without the package's `__init__`, which also imports numpy, jinja2 and
-more: 0.16 s of CPU time in a process that needs none of them (`python -c`, best of 5).
-
-A later import of the whole package still works.
-"""
+more: 0.16 s of CPU time (`python -c`, best of 5). A later import of the package still works."""
 
 from __future__ import annotations
 
@@ -51,10 +48,8 @@ def _further(module: str, problem: str) -> Any:
 
 
 def mtmd_library() -> Any:
-    """Return the bindings of libmtmd. Raises StartupError."""
     return _further("mtmd_cpp", "llama-cpp-python has no libmtmd, which takes pictures and sounds")
 
 
 def head_library() -> Any:
-    """Return the bindings of functions for prediction heads. Raises StartupError."""
     return _further("llama_cpp_ext", "this llama-cpp-python has no functions for prediction heads")

@@ -1,4 +1,4 @@
-"""Sources of drafts in the backend, and one of them: a small model with the same tokens."""
+"""Sources of drafts, and one of them: a small model."""
 
 from __future__ import annotations
 

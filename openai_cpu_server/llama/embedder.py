@@ -45,7 +45,6 @@ class PoolingContext(OwnedContext):
         flash_attention: bool,
         cells_beside_layers: bool = False,
     ) -> None:
-        """Create the context. Raises `StartupError`."""
         params = common_params(flash_attention=flash_attention)
         params.n_ctx = params.n_batch = params.n_ubatch = step_tokens
         params.n_seq_max = INPUTS_MAX
@@ -107,7 +106,6 @@ class LlamaEmbedder:
     def load_cold(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaEmbedder:
-        """Load a model. Raises `StartupError`; then nothing stays loaded."""
         machine = machine or Machine()
         header = GgufHeader(Path(options.model_path))
         with ExitStack() as undo:

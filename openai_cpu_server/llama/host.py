@@ -68,8 +68,8 @@ class ComputeThreads:
                 _bind(0, self._cpus)
 
     def waits_s(self) -> dict[int, float]:
-        """Seconds that each thread has been ready without a core; {} if unknown. Without per-thread values
-        the control group's (PSI) count as the caller's."""
+        """Seconds that each thread has been ready without a core; {} if unknown. Else the control group's
+        (PSI) count as the caller's."""
         now = ((thread, _schedstat(thread)) for thread in self._waited_ns)
         waits_s = {thread: (ns[1] - self._waited_ns[thread]) / 1e9 for thread, ns in now if ns is not None}
         if not waits_s and (pressure_s := self._machine.cpu_pressure_s()) is not None:

@@ -1,8 +1,7 @@
 """Encoder of pictures and sounds: llama.cpp's libmtmd.
 
-A picture takes seconds. The encoder computes in its own thread while the engine's thread waits, so that they
-share the cores by turns. An operation that takes longer than a turn ends with the lowest priority of Linux
-beside the steps.
+It computes in its own thread while the engine's thread waits, so that they share the cores by turns. An
+operation that takes longer than a turn ends with the lowest priority of Linux beside the steps.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ class Projector(NativeObject):
     """Owns an `mtmd_context`. One thread at a time may encode; any may measure."""
 
     def __init__(self, path: Path, model: Model, *, threads: int, flash_attention: bool) -> None:
-        """`model` must outlive the projector. Raises `StartupError`."""
+        """`model` must outlive the projector."""
         self._mtmd = mtmd = mtmd_library()
         log = native_log().cleared()
         log.listen_to(mtmd.mtmd_log_set)
@@ -303,10 +302,10 @@ class Projector(NativeObject):
 
 
 class _Chunks(NativeObject):
-    """Media item, cut into texts and parts to encode."""
+    """Media item, cut into texts and parts to encode. Methods raise `EncodingFailed`."""
 
     def __init__(self, mtmd: Any, context: object, size: MediaSize, content: memoryview | None) -> None:
-        """`content`: None for a placeholder of this size. Raises `EncodingFailed`."""
+        """`content`: None for a placeholder of this size."""
         super().__init__(mtmd.mtmd_input_chunks_init(), mtmd.mtmd_input_chunks_free)
         self._mtmd = mtmd
         bitmap = _bitmap(mtmd, size, content)
@@ -328,7 +327,6 @@ class _Chunks(NativeObject):
         return bool(kind != self._mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT)
 
     def tokens(self, chunk: object) -> tuple[int, ...]:
-        """Tokens of a text chunk. Raises `EncodingFailed`."""
         count = ctypes.c_size_t()
         tokens = self._mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
         found = tuple(int(tokens[at]) for at in range(count.value))

@@ -244,8 +244,8 @@ _DEPTHS = (8.0, 16.0)
 
 
 class Scratch:
-    """Buffers shared by all samplers of a process, because numpy's temporaries would be mapped and unmapped
-    each time, which takes several times as long as the arithmetic (`scripts/regress.py sampling`)."""
+    """Buffers shared by all samplers of a process. numpy's temporaries would be mapped and unmapped each
+    time, which takes longer than the arithmetic (`scripts/regress.py sampling`)."""
 
     def __init__(self, vocab_size: int) -> None:
         assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
@@ -440,7 +440,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Sampler:
-    """Sampler of one slot: adjustments, then truncation, then the draw of its output position.
+    """Sampler of one slot: adjustments, then truncation, then the draw of its output position. Methods raise
+    `BadLogits`.
 
     If the parameters of an unconstrained request forbid every token, its output ends with the model's end
     token, or continues with the best token if there is none.
@@ -459,7 +460,6 @@ class Sampler:
         self._truncation = Truncation(sampling, scratch) if narrows else None
 
     def choose(self, logits: Logits, allowed: Allowed | None = None) -> int:
-        """Return an allowed token. Raises `BadLogits`."""
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
             raise BadLogits(
@@ -520,8 +520,8 @@ class Sampler:
         self._position += 1
 
     def score(self, logits: Logits, token: int, num_top: int, also: tuple[int, ...] = ()) -> TokenLogprob:
-        """Return the log-probabilities of the token, the best ones and those in `also`, before adjustments.
-        Raises `BadLogits`."""
+        """Return the log-probabilities of the token, the best ones and those in `also`, before
+        adjustments."""
         largest = logits.max()
         if not np.isfinite(largest):
             raise BadLogits(f"The largest logit is {largest}.")

@@ -186,7 +186,8 @@ class OpenSlot:
 
 @dataclass(eq=False)
 class CellCopies:
-    """Saves and restores cells and states through a scratch slot, which is empty otherwise.
+    """Saves and restores cells and states through a scratch slot, which is empty otherwise. Methods raise
+    `DecodeFailed`.
 
     llama.cpp writes a sequence's cells and state together, so the scratch slot holds only one of them.
     Restoring n cells takes as many free ones, rounded up to whole parts within the block.
@@ -204,7 +205,6 @@ class CellCopies:
     """Bytes of a part, by its number of cells."""
 
     def save(self, slot: int, start: int, end: int) -> SavedCells:
-        """Save the cells of positions start .. end-1. Raises `DecodeFailed`."""
         if self.context.copies_whole:  # they are in the state
             return SavedCells(self.store.allocate(0), ())
         parts = self._parts(start, end)
@@ -218,7 +218,7 @@ class CellCopies:
         return cells
 
     def save_state(self, slot: int) -> SavedCells:
-        """Save the slot's state. Raises `DecodeFailed`.
+        """Save the slot's state.
 
         Only the slot itself knows which of its snapshots is the state. Without snapshots it may have cells of
         windows, which must not be saved with the state.
@@ -232,7 +232,6 @@ class CellCopies:
         return state
 
     def restore_state(self, state: SavedCells, slot: int) -> None:
-        """Restore the state that belongs to the slot's cells. Raises `DecodeFailed`."""
         if self.context.copies_whole:
             self.context.restore(slot, state.data, SlotContent.CELLS)
             return
@@ -241,7 +240,7 @@ class CellCopies:
         self.context.free_slot(self.scratch)
 
     def restore(self, cells: SavedCells, slot: int, start: int, end: int) -> None:
-        """Restore a block's first cells behind a slot without a state there. Raises `DecodeFailed`."""
+        """Restore a block's first cells behind a slot without a state there."""
         if self.context.copies_whole:
             return
         parts, position = self._parts(start, end), self.opened[slot].position

@@ -197,9 +197,8 @@ def write_cache_file(
     """Write blocks up to the limit, and return their number. Raises OSError and leaves the old file
     unchanged.
 
-    head: magic, version, checksum of the rest of head and index, place and bytes of the index, bytes of the
-    file. cells: those of each block, page-aligned, and its state. index: msgpack of the fingerprint, and each
-    block's tokens, place and checksum; it comes last, so that writing can stop at any block.
+    A head, page-aligned cells and states, and the index, which comes last so that writing can stop at any
+    block.
     """
     with replacing(path) as file:
         file.write(bytes(_PAGE))
@@ -232,11 +231,10 @@ def _written(file: BinaryIO, blocks: Iterable[StoredBlock], limit: CacheFileLimi
 
 
 def read_cache_file(path: Path, fingerprint: str) -> tuple[list[StoredBlock], int]:
-    """Return the blocks as views of the mapped file, parents first, and the number of those left out because
-    they or an ancestor are damaged. Raises OSError or `BadCacheFile`.
+    """Return the blocks as views of the mapped file, parents first, and the number of damaged ones and their
+    descendants. Raises OSError or `BadCacheFile`.
 
-    The file must be this user's, because native code trusts the cells, and checksums do not authenticate
-    them.
+    The file must be this user's, because native code trusts the cells.
     """
     with path.open("rb") as file:
         claim(path, file.fileno())

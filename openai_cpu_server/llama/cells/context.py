@@ -1,4 +1,4 @@
-"""Batches in llama.cpp's layout, and the owner of a `llama_context` that decodes them in its KV pool."""
+"""Batches in llama.cpp's layout, and the context that decodes them."""
 
 from __future__ import annotations
 
@@ -297,7 +297,6 @@ class OwnedContext(NativeObject):
         abort: AbortSwitch,
         compute_threads: ComputeThreads,
     ) -> None:
-        """Create the context. Raises `StartupError`."""
         log = native_log().cleared()
         abort.connect(params)
         handle = llama_cpp.llama_init_from_model(model.handle, params)
@@ -340,8 +339,7 @@ class Context(OwnedContext):
         compute_threads: ComputeThreads,
         target: Context | None = None,
     ) -> None:
-        """Create the pool. Raises `StartupError`. `target`: context, which must outlive this one, of the
-        model that a prediction head drafts for."""
+        """`target`: context, which must outlive this one, of the model that a prediction head drafts for."""
         params = _params(options)
         if target is not None:
             params.ctx_type, params.ctx_other = llama_cpp.LLAMA_CONTEXT_TYPE_MTP, target.handle

@@ -73,8 +73,7 @@ class ProjectorFacts(msgspec.Struct, frozen=True):
 
 
 def why_deadly(header: GgufHeader) -> str | None:
-    """Return why llama.cpp would abort at the first sound, or None. Raises `StartupError` for a damaged
-    file."""
+    """Return why llama.cpp would abort at the first sound, or None."""
     hearing = ProjectorFacts.of(header).hearing
     if hearing is None or hearing.kind not in _OF_WHISPER:
         return None

@@ -46,10 +46,8 @@ Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], Skippe
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a GGUF file behind its magic. Raises `StartupError`.
-
-    Not mapped, because the kernel kills a process that reads a mapped file after its truncation.
-    """
+    """Open a GGUF file behind its magic. It is not mapped, because the kernel kills a process that reads a
+    mapped file after its truncation."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -65,7 +63,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 class GgufReader:
-    """Sequential reader through a window of the file. Raises `StartupError` on damage."""
+    """Sequential reader through a window of the file."""
 
     def __init__(self, file: BinaryIO, path: Path, position: int = len(_MAGIC)) -> None:
         self._file = file
@@ -209,7 +207,7 @@ _ANY_WIDTH = 1 << 16
 
 
 class GgufHeader:
-    """Scalars, strings and short numeric arrays by key. Raises `StartupError` for a damaged header."""
+    """Scalars, strings and short numeric arrays by key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -315,7 +313,7 @@ class GgufHeader:
 
 
 def model_files(header: GgufHeader) -> list[Path]:
-    """Return the model's files. Raises `StartupError` if one is missing or `header` is not the first."""
+    """Return the model's files, of which `header` must be the first."""
     count = header.get_int("split.count") or 1
     if count == 1:
         return [header.path]
@@ -334,7 +332,6 @@ def model_files(header: GgufHeader) -> list[Path]:
 
 
 def files_by_name(path: Path) -> list[Path]:
-    """Return the files that a model of this name may have."""
     found = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
     if found is None:
         return [path]
@@ -407,7 +404,7 @@ _READ_ONLY = {39: "nvfp4"}
 
 
 def file_type_named(name: str) -> FileType:
-    """Find a type; `q4_k` means `q4_k_m`. Raises `StartupError`."""
+    """Find a type; `q4_k` means `q4_k_m`."""
     wanted = name.lower().replace("-", "_")
     found = FILE_TYPES.get(_SHORT.get(wanted, wanted))
     if found is None:
@@ -449,7 +446,6 @@ _EMBEDDING_ARCHITECTURES = ENCODERS | {"llama-embed", "t5encoder"}
 
 
 def pooling_type(header: GgufHeader) -> int | None:
-    """Return the pooling type, or None. Raises `StartupError` for an unknown one."""
     key = header.for_architecture("pooling_type")
     pooling = header.get_int(key)
     if pooling is None or pooling in (_POOLING_NONE, *_POOLING_UNSPECIFIED):
@@ -460,7 +456,6 @@ def pooling_type(header: GgufHeader) -> int | None:
 
 
 def model_kind(header: GgufHeader) -> ModelKind:
-    """Return the kind of model. Raises `StartupError`."""
     pooling = pooling_type(header)
     if pooling == _POOLING_RANK:
         return ModelKind.RERANKS

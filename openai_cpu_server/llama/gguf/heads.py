@@ -136,7 +136,7 @@ def _by_layer(tensors: Iterable[Tensor]) -> dict[int, set[str]]:
 
 
 def only_drafts(header: GgufHeader) -> bool:
-    """Return True for a file that is not a model. Raises `StartupError`."""
+    """Return True for a file that is not a model."""
     if header.architecture in _OTHER_DRAFTERS or header.architecture in _MODEL_OF_ASSISTANT:
         return True
     is_whole = (header.get_int("split.count") or 1) == 1
@@ -144,7 +144,6 @@ def only_drafts(header: GgufHeader) -> bool:
 
 
 def require_model(header: GgufHeader) -> None:
-    """Raise `StartupError` for a file that only drafts."""
     if only_drafts(header):
         raise StartupError(f"{header.path} is not a model: it drafts for one, as --draft-model of that.")
 

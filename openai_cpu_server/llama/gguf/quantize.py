@@ -40,7 +40,7 @@ class Importance(NamedTuple):
 
 
 def read_importance(path: Path) -> Importance:
-    """Read a matrix in either format. Raises `StartupError`."""
+    """Read a matrix in either format."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -171,7 +171,7 @@ class QuantizePlan(msgspec.Struct, frozen=True):
 
 
 def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
-    """Run a dry run. Raises `QuantizeFailed` or `StartupError`."""
+    """Run a dry run. Raises `QuantizeFailed`."""
     transcript = _Transcript(lambda number: None)
     _run(source, Path(os.devnull), options, transcript, dry_run=True)
     return QuantizePlan(
@@ -184,8 +184,8 @@ def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
 def write_quantized(
     source: Path, target: Path, options: QuantizeOptions, on_tensor: Callable[[int], None]
 ) -> None:
-    """Write `target`, a prefix of names if there are several parts. Raises `QuantizeFailed` or
-    `StartupError`, and may leave an unfinished file.
+    """Write `target`, a prefix of names if there are several parts. Raises `QuantizeFailed`, and may leave an
+    unfinished file.
 
     `on_tensor`: called with the number of each tensor, from 1.
     """

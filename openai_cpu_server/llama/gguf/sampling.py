@@ -29,7 +29,7 @@ _ALL = {"top_k": 0, "repeat_last_n": COUNT.most}
 
 
 def sampling_in_file(header: GgufHeader, *, but: Collection[str] = ()) -> dict[str, int | float]:
-    """Return the values by the contract's names, except those in `but`. Raises StartupError."""
+    """Return the values by the contract's names, except those in `but`."""
     values: dict[str, int | float] = {}
     for key, (name, bounds) in _NUMBERS.items():
         if name not in but and (number := header.get_float(_PREFIX + key)) is not None:

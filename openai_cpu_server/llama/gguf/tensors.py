@@ -89,7 +89,6 @@ TENSOR_TYPES = {
 
 
 def tensor_type_named(name: str) -> TensorType:
-    """Find a type. Raises `StartupError`."""
     made = {kind.name.lower(): kind for kind in TENSOR_TYPES.values() if kind.can_be_made}
     found = made.get(name.lower())
     if found is None:
@@ -119,7 +118,6 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 def model_tensors(header: GgufHeader) -> list[Tensor]:
-    """Return the tensors of all parts. Raises `StartupError` if one is missing or damaged."""
     first, *others = model_files(header)
     headers = [header, *map(GgufHeader, others)]
     tensors = [tensor for part in headers for tensor in file_tensors(part)]
@@ -130,7 +128,6 @@ def model_tensors(header: GgufHeader) -> list[Tensor]:
 
 
 def file_tensors(header: GgufHeader) -> list[Tensor]:
-    """Return the tensors of this file. Raises `StartupError` if it is damaged."""
     path = header.path
     with opened(path) as file:
         reader = GgufReader(file, path, position=header.tensors_start)
@@ -211,7 +208,6 @@ class AdapterFile(msgspec.Struct, frozen=True):
 
 
 def file_digest(path: Path) -> str:
-    """Return the file's SHA-256. Raises `AdapterFailed`."""
     try:
         with path.open("rb") as file:
             digest = hashlib.sha256()

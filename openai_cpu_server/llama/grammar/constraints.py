@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 class TriggerSearch:
     def __init__(self, triggers: Sequence[str]) -> None:
-        """`triggers`: at least one. Raises `ConstraintFailed`."""
+        """`triggers`: at least one."""
         if not all(triggers):
             raise ConstraintFailed("A trigger is empty.")
         self._triggers = [trigger.encode() for trigger in triggers]
@@ -178,8 +178,8 @@ class ConstrainedOutput:
         return spelling is not None and self._matcher.validate_tokens(spelling) == len(spelling)
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens may come next. In free text all may, because a token that ends a
-        trigger is checked only when it comes."""
+        """Return how many leading tokens may come next. In free text all may: a token that ends a trigger is
+        checked when it comes."""
         must = num_right(tokens, self._forced)
         if must < min(len(tokens), len(self._forced)):
             return must
@@ -200,7 +200,7 @@ class ConstrainedOutput:
         return MaskedDraft(self, matcher)
 
     def mask_of(self, matcher: LLMatcher) -> Allowed:
-        """Return the mask of a draft's next token. Raises `ConstraintFailed`."""
+        """Return the mask of a draft's next token."""
         with self._charged():
             return self._mask(matcher)
 
@@ -312,18 +312,17 @@ class ConstrainedOutput:
 
 @dataclass(eq=False)
 class MaskedDraft:
-    """Follows a draft with the output's matcher, which `undo` takes back."""
+    """Follows a draft with the output's matcher, which `undo` takes back. Methods raise
+    `ConstraintFailed`."""
 
     output: ConstrainedOutput
     matcher: LLMatcher
     _num_tokens: int = 0
 
     def allowed(self) -> Allowed | None:
-        """Return the mask of the next token. Raises `ConstraintFailed`."""
         return self.output.mask_of(self.matcher) if self._num_tokens else self.output.allowed()
 
     def accept(self, token: int) -> None:
-        """Follow an allowed token. Raises `ConstraintFailed`."""
         if not self.matcher.consume_token(token):
             raise _failure(self.matcher)
         self._num_tokens += 1

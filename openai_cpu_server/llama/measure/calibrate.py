@@ -53,7 +53,7 @@ class CurveKey(MeasurementKey, frozen=True, kw_only=True, omit_defaults=True):
     max_seqs: int
     max_step_tokens: int
     split: str | None = None
-    """None for the CPU alone."""
+    """Split, or None for the CPU alone."""
 
     @classmethod
     def of(cls, info: model_info.ModelInfo, options: EngineOptions) -> CurveKey:
@@ -93,11 +93,11 @@ def cost_curve(
 
 
 class Calibrator:
-    """Measures the cost of a backend's steps in pieces, which are repeated if disturbed: each size, the price
-    of attention, each size again. Small sizes come first, because they get the remaining time.
+    """Measures in pieces, which are repeated if disturbed: each size, the price of attention, each size
+    again. Small sizes come first, because they get the remaining time.
 
-    A measurement disturbed by other processes is used but not stored. Costs learned while serving are not
-    stored, because they are soon learned again.
+    A curve measured beside busy processes is not stored, nor are costs learned while serving, because they
+    are soon learned again.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Calibrator:
     def measure(self, is_wanted: Callable[[], bool] = lambda: False) -> model_info.CostCurve | None:
         """Return the curve, or None if other work came up; another call continues.
 
-        The backend must have no open slot. Takes about 10 s for 10^9 parameters, 40 s for 7 * 10^9 and more.
+        Takes about 10 s for 10^9 parameters, 40 s for 7 * 10^9 and more.
         """
         if not self._seconds:
             logger.info(

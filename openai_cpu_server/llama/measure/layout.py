@@ -1,7 +1,6 @@
 """Chooses the layout of a model's weights: repacked by ggml, or as in the file, for our kernels.
 
-Products of a sample are timed once in every layout. The decision is stored, so that a replacement engine
-computes the same bits.
+The decision is stored, so that a replacement engine computes the same bits.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def chosen_layout(
     options: EngineOptions, header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
 ) -> WeightLayout:
     """Return the faster layout, measured at the first load, unless the options name one. Without a folder to
-    store the decision, weights stay unchanged. Raises `StartupError`."""
+    store the decision, weights stay unchanged."""
     layout = None
     if options.cost_dir is not None:
         layouts = Measured(Path(options.cost_dir), LayoutKey, WeightLayout)
@@ -176,7 +175,7 @@ def _ratio(times: Sequence[Mapping[int, float]], others: Sequence[Mapping[int, f
 def timed_products(
     header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
 ) -> Iterator[ProductTimes]:
-    """Time each weight type, experts apart. Raises `StartupError`."""
+    """Time each weight type, experts apart."""
     library = _library() if kernels.products.is_on or kernels.tiles.is_on else None
     graphs, groups = LayoutGraphs(libggml), list(_groups(header))
     for group in groups:

@@ -35,7 +35,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, path: Path) -> ModelFacts:
-        """Read the facts. Raises `StartupError` if the file is not a model."""
         header = GgufHeader(path)
         files = model_files(header)
         return cls(
@@ -91,7 +90,6 @@ class MeasurementKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def here(cls: type[K], model: Path, **conditions: Any) -> K:
-        """Return the key here. Raises `StartupError` if the file is not a model."""
         return cls(version=cls.VERSION, model=ModelFacts.of(model), machine=MachineFacts.here(), **conditions)
 
 
@@ -137,8 +135,7 @@ class Measured(Generic[K, V]):
         return value if stored_key == key and self.is_sane(value) else None
 
     def of_model(self, model: Path) -> list[tuple[K, V]]:
-        """Return all measurements of this model here, newest first. Raises `StartupError` if it is not a
-        model."""
+        """Return all measurements of this model here, newest first."""
         conditions = self.key_type.VERSION, ModelFacts.of(model), MachineFacts.here()
         found = []
         for path in sorted(self.folder.glob(f"{self._kind}-*.json"), key=_age):

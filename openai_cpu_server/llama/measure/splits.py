@@ -1,7 +1,7 @@
 """Measures once which of the splits that fit on a device is the fastest.
 
-Each attempt is recorded before the model is loaded with it, because some drivers end the process when memory
-runs out; the next start skips such a split.
+Each attempt is recorded before, because some drivers end the process when memory runs out; the next start
+skips such a split.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ class SplitKey(MeasurementKey, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, options: EngineOptions, device: Device) -> SplitKey:
-        """Return the key. Raises `StartupError` if the file is not a model."""
         try:
             driver = _NVIDIA.read_text("utf-8").partition("\n")[0]
         except OSError:
@@ -207,8 +206,7 @@ class SplitRace:
 
 
 def with_fastest_split(options: EngineOptions, on_progress: Callable[[float], None]) -> EngineOptions:
-    """Replace `auto` by the fastest split, if there is a device and a folder for measurements. Raises
-    `StartupError`."""
+    """Replace `auto` by the fastest split, if there is a device and a folder for measurements."""
     if options.offload.gpu_layers != "auto" or options.cost_dir is None:
         return options
     device = device_for(options.offload)

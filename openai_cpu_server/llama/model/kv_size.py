@@ -50,12 +50,11 @@ DRAFT_KV_TYPE = KVType.F16
 
 def bytes_per_cell(header: GgufHeader, kv_type: KVType) -> int:
     """Return the bytes of one token's keys and values, an upper bound if window layers have heads of another
-    size. Raises `StartupError` for implausible numbers."""
+    size."""
     return sum(cell_bytes_by_layer(header, kv_type))
 
 
 def cell_bytes_by_layer(header: GgufHeader, kv_type: KVType) -> list[int]:
-    """Return the bytes of a cell per layer. Raises `StartupError`."""
     heads = _kv_heads(header)
     key_values, value_values = _head_sizes(header)
     widest = max(heads, default=0) * max(key_values, value_values)
@@ -93,7 +92,6 @@ class DraftSource(NamedTuple):
 
     @property
     def cell_bytes(self) -> int:
-        """Bytes of one token. Raises `StartupError`."""
         if self.head is None:
             return bytes_per_cell(self.header, DRAFT_KV_TYPE)
         header, num_layers = self.header, layer_count(self.header)
@@ -249,7 +247,7 @@ def default_states_bytes(state_bytes: int, free_bytes: int) -> int:
 
 
 def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
-    """Requested cells, or those that half of `free_bytes` holds, within a limit. Raises `StartupError`."""
+    """Requested cells, or those that half of `free_bytes` holds, within a limit."""
     if requested is not None:
         _require_fit(requested, cell_bytes, free_bytes)
         return requested
@@ -305,7 +303,7 @@ _NO_ENCODER = EncoderMemory()
 
 
 def encoder_memory(options: EngineOptions) -> EncoderMemory:
-    """Return the bytes of the projector. Raises `StartupError`.
+    """Return the bytes of the projector.
 
     A layer holds its input three times and the widest product once, in f32; without flash attention also all
     scores. libmtmd reserves as much for SigLIP (21 and 121 MiB).
@@ -367,12 +365,8 @@ class HostMemory(NamedTuple):
         encoder: EncoderMemory = _NO_ENCODER,
         device_memory: DeviceMemory = _NO_DEVICE_MEMORY,
     ) -> HostMemory:
-        """Subtract the weights from the memory free before loading. Raises `StartupError` if a part of a file
-        is missing.
-
-        Mapped weights count although the system calls them free, because steps would wait for the disk
-        without them.
-        """
+        """Subtract the weights from the memory free before loading. Mapped ones count although the system
+        calls them free, because steps would wait for the disk without them."""
         weights = total_bytes(model_files(header)) + sum(encoder) - device_memory.weights
         weights += 0 if draft is None else draft.weights
         draft_cell = 0 if draft is None else draft.cell_bytes
@@ -380,7 +374,6 @@ class HostMemory(NamedTuple):
         return cls(max(0, free_bytes - weights), cell, draft_cell, device_memory)
 
     def beside_states(self, num_bytes: int) -> HostMemory:
-        """Subtract states. Raises `StartupError`."""
         num_bytes = max(0, num_bytes - self.device_memory.states)
         if num_bytes > self.free_bytes:
             raise StartupError(
@@ -407,8 +400,7 @@ _LEAST_STEP_TOKENS = 256
 
 
 def longest_input(options: EngineOptions, trained: int, vocab_size: int, free_bytes: int) -> int:
-    """Return the longest input of an embedding model, by training (0 if unknown), `--ctx-size` or memory.
-    Raises `StartupError`."""
+    """Return the longest input of an embedding model, by training (0 if unknown), `--ctx-size` or memory."""
     if options.kv_tokens is not None:
         if options.kv_tokens < 1:
             raise StartupError(f"--ctx-size must be at least 1, not {options.kv_tokens}.")

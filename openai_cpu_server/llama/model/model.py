@@ -157,10 +157,7 @@ class Model(NativeObject):
         on_progress: Callable[[float], None],
         places: NativeSplit | None = None,
     ) -> Model:
-        """Load a model. Raises `StartupError`.
-
-        `repack`: rearrange weights in private memory. `reads_weights`: copy instead of mapping them.
-        """
+        """`repack`: rearrange weights in private memory. `reads_weights`: copy instead of mapping them."""
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = repack
         mode = llama_cpp.LLAMA_LOAD_MODE_NONE if reads_weights else llama_cpp.LLAMA_LOAD_MODE_MMAP
@@ -175,7 +172,7 @@ class Model(NativeObject):
 
     @classmethod
     def open_vocabulary(cls, header: GgufHeader) -> Model:
-        """Load metadata and tokens only. Raises `StartupError`."""
+        """Load metadata and tokens only."""
         params = llama_cpp.llama_model_default_params()
         params.vocab_only, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_MMAP
         return cls._load(header, params, lambda fraction: None, NativeSplit())
@@ -306,7 +303,7 @@ _SAMPLE_BYTES = 4096
 def cells_fingerprint(
     header: GgufHeader, info: ModelInfo, projector: Path | None, *, flash_attention: bool
 ) -> str:
-    """Return the facts that saved cells depend on. Raises `StartupError`."""
+    """Return the facts that saved cells depend on."""
     facts = (
         f"model={_model_digest(model_files(header))}",
         f"kv={info.kv_type},{info.kv_bytes_per_token}",

@@ -125,7 +125,7 @@ class Vocabulary(Closable):
     """Implementation of the contract's `Tokenizer`. Any thread may call it."""
 
     def __init__(self, model: Model, *, owns_model: bool = False) -> None:
-        """`owns_model`: `close` also closes the model. Raises StartupError without a tokenizer."""
+        """`owns_model`: `close` also closes the model."""
         self._model = model
         self._owns_model = owns_model
         if llama_cpp.llama_vocab_type(self.native) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
@@ -134,7 +134,6 @@ class Vocabulary(Closable):
 
     @classmethod
     def open(cls, path: Path) -> Vocabulary:
-        """Open a GGUF file's vocabulary without its weights. Raises `StartupError`."""
         header = GgufHeader(path)
         _require_sound(header)
         model = Model.open_vocabulary(header)

@@ -30,7 +30,7 @@ NO_DEVICE = "llama.cpp finds no device beside the CPU (scripts/serve --gpu build
 
 
 def with_device_or_without(load: Callable[[EngineOptions], T], options: EngineOptions) -> T:
-    """Load the model, on the CPU alone if the device is full or fails. Raises `StartupError`."""
+    """Load the model, on the CPU alone if the device is full or fails."""
     try:
         return load(options)
     except DeviceFailed as error:
@@ -57,7 +57,6 @@ class NativeSplit:
     """Owns lists that llama.cpp reads as long as the model lives."""
 
     def __init__(self, split: Split | None = None, device: Device | None = None) -> None:
-        """Name the devices. Raises `StartupError` for an absent one."""
         overrides = split.overrides if split is not None else []
         others = [to for _, to in overrides if to != CPU]
         names = list(dict.fromkeys([device.name, *others])) if device is not None else []
@@ -163,8 +162,7 @@ class Places(NamedTuple):
 
 
 def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
-    """Return the requested parts that fit, given the machine's free memory. Raises `StartupError` for an
-    invalid pattern or device."""
+    """Return the requested parts that fit, given the machine's free memory."""
     offload = options.offload
     if not offload.wants_device:
         return Places.cpu_alone(offload.given_up)
@@ -210,7 +208,7 @@ def of_draft_model(options: EngineOptions, path: Path) -> EngineOptions:
 
 def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -> SplitPlanner:
     """Return the planner of splits beside the draft model, which comes first because it is small and computes
-    more often. Raises `StartupError`."""
+    more often."""
     name_of = _ggml().ggml_backend_dev_name  # `Vulkan0` for `vulkan0`
     named = tuple((pattern, _text(name_of(_handle(to)))) for pattern, to in options.offload.tensor_place)
     offload = msgspec.structs.replace(options.offload, tensor_place=named)
@@ -235,7 +233,7 @@ def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -
 
 
 def device_for(offload: Offload) -> Device | None:
-    """Return the named device, else a separate GPU before an integrated one. Raises `StartupError`."""
+    """Return the named device, else a separate GPU before an integrated one."""
     found = devices()
     if offload.device is None or not found:
         return min(found, key=lambda device: _PREFERRED.index(device.kind), default=None)

@@ -1,4 +1,4 @@
-"""Computes which parts of a model fit on a device, from its tensors, cells, states and buffers.
+"""Computes which parts of a model fit on a device.
 
 llama.cpp counts layers from the end, and the output is the first of them. Embeddings stay on the CPU. The
 cells and the state of a layer lie where the layer is, or on the CPU.
@@ -63,7 +63,6 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, header: GgufHeader, kv_type: kv_size.KVType, offload: Offload, device: str) -> ModelSizes:
-        """Read the sizes. Raises `StartupError` for a damaged file or an invalid pattern."""
         tensors, patterns = model_tensors(header), placing(offload)
         by_pattern: dict[int | None, list[Tensor]] = defaultdict(list)
         for tensor in tensors:
@@ -109,7 +108,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def placing(offload: Offload) -> list[tuple[re.Pattern[str], str]]:
-    """Compile `--tensor-place`, whose first match decides. Raises `StartupError`."""
+    """Compile `--tensor-place`, whose first match decides."""
     try:
         return [(re.compile(pattern), to) for pattern, to in offload.tensor_place]
     except re.error as error:
@@ -302,9 +301,8 @@ class SplitPlanner:
         self._kv_on_gpu = offload.kv_on_gpu is not False
 
     def first_choice(self) -> Split:
-        """Return the requested split, reduced until it fits: first experts stay on the CPU, then layers. A
-        device that does not report its memory gets a requested number of layers unchecked, and otherwise
-        nothing."""
+        """Return the requested split, reduced until it fits: first experts stay on the CPU, then layers.
+        Without a report of the memory, only a requested number of layers goes to the device."""
         request = self._split(self._most_layers, self._least_cpu_moe, kv_on_gpu=self._kv_on_gpu)
         is_unchecked = not self._device.total_bytes and isinstance(self._offload.gpu_layers, int)
         if is_unchecked or self._fits(request):
