@@ -47,8 +47,7 @@ ALLOWED = {
     "engine.process": "child_processes contract engine llama observe.logs storage.private_files",
     # Kernels in front of ggml: whoever has loaded ggml hands it over.
     "kernels": "contract",
-    "llama": "contract errors kernels.graphs kernels.library kernels.proof kernels.tensors "
-    "storage.private_files",
+    "llama": "contract errors kernels.graphs kernels.library kernels.proof storage.private_files",
     "model_source": "config.adapters config.folders contract.model_info errors llama.gguf",
     # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
     "engine_client": "child_processes.spawn contract errors fairness",

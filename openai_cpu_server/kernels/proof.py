@@ -16,16 +16,18 @@ from openai_cpu_server.kernels.graphs import (
     PRODUCT_TYPES,
     TILE_TYPES,
     AttentionCase,
+    Computing,
     ConvolutionCase,
     DeltaNetCase,
+    Floats,
     GgmlGraphs,
+    GgmlType,
     ProductCase,
     ScanCase,
     num_weights_of_block,
     random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
-from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType
 
 _THREADS = (1, 2)
 _TOLERANCE = 5e-3

@@ -18,9 +18,8 @@ import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Kernels, WeightLayout
-from openai_cpu_server.kernels.graphs import TILE_TYPES, LayoutGraphs, StoredWeights
+from openai_cpu_server.kernels.graphs import TILE_TYPES, Computing, LayoutGraphs, StoredWeights
 from openai_cpu_server.kernels.library import KernelLibrary, library_path
-from openai_cpu_server.kernels.tensors import Computing
 from openai_cpu_server.llama.bindings import libggml
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
 from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES, Tensor, TensorType, file_tensors
