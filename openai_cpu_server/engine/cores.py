@@ -117,7 +117,7 @@ class ThreadChoice:
 
     def _has_failed(self, trial: _Trial, seen: CoresSeen) -> bool:
         """The smaller of two equally fast numbers is right. A larger one whose threads get their cores is
-        right at any speed, because steps differ in speed."""
+        right at any speed."""
         if self.threads < trial.threads:
             return seen.speed < _NOT_SLOWER * trial.seen.speed
         return seen.is_disturbed and _NOT_SLOWER * seen.speed < trial.seen.speed

@@ -415,11 +415,9 @@ class GgmlGraphs:
     def _packed(self, context: int, case: ProductCase) -> Any:
         return self._stored(context, case.weights, case.weight_shape, case.weight_type)
 
-    @contextmanager
-    def _context(self, *values: Floats | Packed | None) -> Iterator[int]:
+    def _context(self, *values: Floats | Packed | None) -> AbstractContextManager[int]:
         data_bytes = sum(array.nbytes for array in values if array is not None)
-        with self._memory(2 * data_bytes + _OVERHEAD_BYTES) as context:
-            yield context
+        return self._memory(2 * data_bytes + _OVERHEAD_BYTES)
 
     @contextmanager
     def _memory(self, num_bytes: int, *, holds_data: bool = True) -> Iterator[int]:
@@ -633,8 +631,8 @@ class LayoutGraphs(GgmlGraphs):
         chosen = np.arange(count, dtype=np.int32)[:, None] % weights.num_experts
         return self._ggml.ggml_mul_mat_id(context, tensor, activations, self._integers(context, chosen))
 
-    @contextmanager
-    def _room(self, weights: StoredWeights, rows: Sequence[int], num_bytes: int) -> Iterator[int]:
+    def _room(
+        self, weights: StoredWeights, rows: Sequence[int], num_bytes: int
+    ) -> AbstractContextManager[int]:
         values = sum(rows) * (weights.num_experts or 1) * (weights.depth + weights.outputs)
-        with self._memory(num_bytes + 4 * values + _OVERHEAD_BYTES) as context:
-            yield context
+        return self._memory(num_bytes + 4 * values + _OVERHEAD_BYTES)

@@ -135,8 +135,8 @@ def obstacle(path: Path | None = None) -> str | None:
 
 
 def put_in_front(path: Path | None = None) -> None:
-    """Load the library where ggml's calls find it first, unless there is an obstacle. The first library with
-    a name wins, so call this before llama_cpp is imported."""
+    """Load the library where ggml's calls find it first, unless there is an obstacle. The first with a name
+    wins, so call this before llama_cpp is imported."""
     path = path or library_path()
     if obstacle(path) is None:
         ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL)

@@ -1,2 +1,1 @@
-"""Loaded model: its weights, its vocabulary, and its memory needs. A file that would crash llama.cpp is
-rejected first. Any thread may read a vocabulary."""
+"""Loaded model: its weights, its vocabulary, and its memory needs."""

@@ -152,8 +152,8 @@ _ROLLBACK_SHARE = 8
 
 
 def rollback_states(max_seqs: int, state_bytes: int, free_bytes: int) -> int:
-    """Return the number of states for rollback of an interrupted step. They are resident from the start,
-    because llama.cpp clears the memory of all states at once."""
+    """Return the number of states for rollback of an interrupted step. llama.cpp clears the memory of all
+    states at once, so they are resident from the start."""
     most = free_bytes // _ROLLBACK_SHARE // state_bytes if state_bytes else 0
     return min(max_seqs, _MOST_ROLLBACK_STATES, most)
 
