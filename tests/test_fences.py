@@ -247,6 +247,15 @@ def test_what_must_not_die_reads_nothing_with_native_code() -> None:
         assert interpreter not in reached, "clients' programs run where that may take long"
 
 
+def test_a_reader_loads_numpy_only_for_what_needs_it() -> None:
+    """It would take 11 MiB and a tenth of a second in each."""
+    for module in reached_from("reader.process", "reader.grammars"):
+        at_the_top = (
+            node for node in package()[module].nodes(ast.Import, ast.ImportFrom) if not node.col_offset
+        )
+        assert "numpy" not in {name.split(".")[0] for name in imported(at_the_top)}, module
+
+
 def test_ray_stays_in_its_room() -> None:
     importers = {module for module in package() if "ray" in roots(module)}
     assert importers

@@ -10,7 +10,6 @@ from decimal import Decimal
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.contract.grammar import BYTES_AND_END, CAPTURE, FIRST_ITEM
@@ -39,6 +38,8 @@ class _Bytes:
 _ENDS_OF_ITEMS = frozenset(b'"0,]} \t\r\nel')
 """Last bytes of items, and bytes behind numbers."""
 _BLANKS = re.compile(rb'("(?:[^"\\]|\\.)*"?)|\s+', re.DOTALL)
+_NOT_NULL = re.compile(rb"[^\0]")
+"""Bytes of a mask that allow tokens. Readers search them without numpy, which they need not load."""
 _TAIL = 64
 """Bytes of an item by which its end is found in the output."""
 
@@ -162,10 +163,15 @@ def keeps_items_apart(
             if not items.repeat():
                 return True
             tokens = matcher.compute_ff_tokens()
-        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        if np.count_nonzero(bits) > _MOST_TOKENS:
+        mask = matcher.compute_bitmask()
+        if int.from_bytes(mask, "little").bit_count() > _MOST_TOKENS:
             return True
-        ways = {text_of(token): token for token in np.flatnonzero(bits).tolist()}
+        ways = {
+            text_of(token): token
+            for byte in _NOT_NULL.finditer(mask)
+            for token in range(8 * byte.start(), 8 * byte.end())
+            if byte[0][0] >> token % 8 & 1
+        }
         shortest = [text for text in ways if not any(text[:n] in ways for n in range(1, len(text)))]
         shortest = [text for text in shortest if not items.is_blank(text)]
         if not all(items.repeat(text) or items.may_end(text) for text in shortest):
