@@ -540,8 +540,8 @@ def build_core(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """Return a core with its saved prefix cache and submitted pinned prompts. `curve`: None to estimate costs
-    until there is time to `measure` them."""
+    """Return a core with its saved prefix cache and pinned prompts. `curve`: None to estimate costs until
+    there is time to `measure` them."""
     info = backend.info
     options = msgspec.structs.replace(options, scheduling=scheduling_on(options.scheduling, info))
     reuses = options.experiment.prefix_sharing

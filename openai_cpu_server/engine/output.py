@@ -34,8 +34,8 @@ class ReleasedText(NamedTuple):
 
 
 class TextStream:
-    """Releases text token by token. Tokens that end within a character, or within a possible stop string, are
-    held back."""
+    """Releases text token by token, but holds back those that end within a character or a possible stop
+    string."""
 
     def __init__(self, stop: Iterable[str]) -> None:
         self.watch(stop)
@@ -129,8 +129,7 @@ class _Token(NamedTuple):
 class SequenceOutput:
     """Converter of a sequence's progress into events, at most one for each part of the output in a step.
 
-    A sequence that resumes after a crash holds nothing back, because its first `num_released` output tokens
-    were all released.
+    A resumed sequence holds nothing back, because its first `num_released` output tokens were all released.
     """
 
     def __init__(

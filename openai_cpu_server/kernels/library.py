@@ -32,8 +32,8 @@ class Kernel(enum.IntEnum):
 
 
 class KernelLibrary:
-    """Library loaded in this process. Its switches hold for the whole process, and may be changed only while
-    no graph is computed."""
+    """Library loaded in this process, for all of which its switches hold. They may be changed only while no
+    graph is computed."""
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self._handle = handle

@@ -115,7 +115,7 @@ class LlamaBackend:
         return self._constraints.start(constraint, output).take_forced()
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """Load an adapter and use it once, so that no request pays for that. Raises `AdapterFailed`."""
+        """Load an adapter and use it once. Raises `AdapterFailed`."""
         loaded = self._adapters.load(adapter)
         try:
             self._adapters.use(adapter.key)
@@ -137,7 +137,7 @@ class LlamaBackend:
 
     def warm_up(self) -> bool:
         """Compute a token, so that no request pays for the first use of the weights. Return False if
-        interrupted; another call continues."""
+        interrupted."""
         self._batch.fill([Span(slot=0, start=0, tokens=(self._any_token,), sample=True)])
         with self._abort.armed():
             is_done = self._context.decode(self._batch)

@@ -229,7 +229,7 @@ class Calibrator:
         self._pending.popleft()
 
     def _shape(self, size: int) -> dict[int, int]:
-        """Models with states get one sequence, so that a step is one pass over the weights."""
+        """Models with states get one sequence, so that a step is one pass."""
         if self._info.state_bytes:
             return {0: size}
         decodes = min(size, _DECODES, self._info.max_seqs)
