@@ -129,8 +129,7 @@ class LlamaBackend:
     def close(self) -> None:
         self._slots.close()
         self._constraints.close()
-        if self._draft_model is not None:
-            self._draft_model.close()
+        self._draft_model.close()
         self._context.close()
         self._adapters.close()
         self._loaded.model.close()
@@ -142,7 +141,7 @@ class LlamaBackend:
         with self._abort.armed():
             is_done = self._context.decode(self._batch)
         self._context.clear()
-        if is_done and self._draft_model is not None:
+        if is_done:
             self._draft_model.warm_up()
         return is_done
 
@@ -160,8 +159,7 @@ class LlamaBackend:
                 return self._with_encoding(step, StepResult(verbs_ms=verbs_ms))
             self._adapters.use(step.adapter)
             self._reading_ms = 0.0
-            if self._draft_model is not None:
-                self._draft_model.listen(reads_along=step.reads_along)
+            self._draft_model.listen(reads_along=step.reads_along)
             drafts, drafting_ms = self._draft(step.spans)
             spans = [self._with_draft(span, drafts) for span in step.spans]
             if self.info.takes_media:
@@ -255,7 +253,6 @@ class LlamaBackend:
         ]
         if not requests:
             return {}, 0.0
-        assert self._draft_model is not None, "there is no draft model"
         began = time.perf_counter()
         self._draft_model.catch_up(requests)
         started = time.perf_counter()
@@ -302,7 +299,7 @@ class LlamaBackend:
             self._context.free_slot(self._sequences.padding_slot)
         if not is_done:
             return None
-        if self._draft_model is not None:
+        if self._draft_model.listens:
             started = time.perf_counter()
             with self._abort.held():
                 self._draft_model.note(spans)
@@ -412,7 +409,7 @@ class LlamaBackend:
                 span.slot: Drafted(
                     len(span.draft),
                     sampled[span.slot].num_accepted,
-                    0 if self._draft_model is None else self._draft_model.num_known(span.slot),
+                    self._draft_model.num_known(span.slot),
                     drafts.get(span.slot, _NO_DRAFT).num_tried,
                 )
                 for plan, span in zip(planned, spans, strict=True)
@@ -430,8 +427,7 @@ class LlamaBackend:
         if sampled.num_accepted < len(span.draft):
             end = span.start + len(span.tokens) + sampled.num_accepted
             self._context.trim(span.slot, end)
-            if self._draft_model is not None:
-                self._draft_model.trim(span.slot, end)
+            self._draft_model.trim(span.slot, end)
         opened.is_behind = sampled.num_accepted < len(span.draft)
         if sampled.error is not None and opened.verb.constraint is not None:
             self._constraints.give_up(opened.verb.constraint)
@@ -451,7 +447,7 @@ class NativeAdapters:
 
     model: Model
     context: Context
-    draft_model: DraftModel | None
+    draft_model: DraftModel
     _loaded: dict[str, _Native] = field(default_factory=dict)
     _checked: dict[str, tuple[AdapterFile, tuple[int, int, int]]] = field(default_factory=dict)
     _in_use: str | None = None
@@ -489,8 +485,7 @@ class NativeAdapters:
             return
         address, scale = (None, 1.0) if key is None else self._loaded[key]
         self.context.set_adapter(address, scale)
-        if self.draft_model is not None:
-            self.draft_model.set_adapter(address, scale)
+        self.draft_model.set_adapter(address, scale)
         self._in_use = key
 
     def unload(self, key: str) -> None:

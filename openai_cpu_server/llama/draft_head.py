@@ -210,22 +210,19 @@ class DraftHead(DraftModel):
             _HeadCells(context, width, is_cut=head.is_cut, keeps_cells=keeps_cells) for context in contexts
         ]
         self._tracks: dict[int, _Track] = {}
-        self._listens = False
         self._num_idle_steps = 0
         self.listen(reads_along=True)
 
     def listen(self, *, reads_along: bool) -> None:
-        if reads_along == self._listens:
+        if reads_along == self.listens:
             return
-        self._listens = reads_along
+        self.listens = reads_along
         # Without them the last layer computes only the rows of outputs.
         self._target.give_hidden_rows(of_outputs=not reads_along, is_on=reads_along)
         if not reads_along:
             self._tracks.clear()
 
     def note(self, spans: Sequence[Span]) -> None:
-        if not self._listens:
-            return
         self._num_idle_steps += any(span.sample and len(span.tokens) <= 1 + _MOST_FORCED for span in spans)
         is_idle = self._num_idle_steps > _IDLE_STEPS
         rows = self._target.hidden_rows(sum(span.num_tokens for span in spans))

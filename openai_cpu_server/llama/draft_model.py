@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,14 +44,18 @@ class ModelDraft(NamedTuple):
     """One more than `tokens` has if the draft ended at an unsure one."""
 
 
-class DraftModel(Protocol):
-    """Source of drafts. Holes in its memory make drafts worse and change no output.
+class DraftModel:
+    """Source of drafts; this one makes none. Holes in its memory make drafts worse and change no output.
 
     `catch_up`, `note`, `trim`, `share` and `set_adapter` are for sources that read the model's hidden rows.
     """
 
+    listens = False
+    """True while it reads along with the model."""
+
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
         """Return drafts by slot, without slots that cannot have one yet."""
+        return {}
 
     def forget(self, slot: int) -> None: ...
 
@@ -62,27 +66,22 @@ class DraftModel(Protocol):
     def num_known(self, slot: int) -> int:
         return 0
 
-    def listen(self, *, reads_along: bool) -> None:
-        return
+    def listen(self, *, reads_along: bool) -> None: ...
 
     def catch_up(self, requests: Sequence[DraftRequest]) -> None:
         """Read what drafts need. Slots with more unread than a step may take get no draft yet."""
-        return
 
     def note(self, spans: Sequence[Span]) -> None:
-        """Take the hidden rows of spans that the model has just computed. Starts are positions."""
-        return
+        """Take the hidden rows of spans that the model has just computed, if it listens. Starts are
+        positions."""
 
     def trim(self, slot: int, end: int) -> None:
         """Drop the rows from this position on."""
-        return
 
     def share(self, source: int, slot: int, end: int) -> None:
         """Let an empty slot hold the source's tokens before this position."""
-        return
 
-    def set_adapter(self, address: int | None, scale: float) -> None:
-        return
+    def set_adapter(self, address: int | None, scale: float) -> None: ...
 
 
 class SmallModel(DraftModel):

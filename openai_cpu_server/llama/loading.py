@@ -90,7 +90,7 @@ class LoadedParts(NamedTuple):
     info: ModelInfo
     sequences: kv_size.SequencePlan
     fingerprint: str
-    draft_model: DraftModel | None
+    draft_model: DraftModel
     row_store: RowStore | None
 
 
@@ -348,7 +348,7 @@ class _Loader:
 
     def _load_drafts(
         self, plan: _LoadPlan, model: Model, vocabulary: Vocabulary, context: Context, info: ModelInfo
-    ) -> tuple[DraftModel | None, ModelInfo]:
+    ) -> tuple[DraftModel, ModelInfo]:
         """Return the source of drafts, and the model's facts with its own."""
         drafts = plan.draft or plan.weights
         if drafts.head is not None:
@@ -360,13 +360,13 @@ class _Loader:
                 if self._options.head != "auto":
                     raise
                 logger.warning("no head drafts: %s", error)
-                return None, info
+                return DraftModel(), info
             cost = relative_cost(drafts.head, model.header)
             return draft_model, msgspec.structs.replace(
                 info, draft_cost=cost, draft_head=drafts.head.kind.value, draft_most=drafts.head.most_tokens
             )
         if plan.draft is None:
-            return None, info
+            return DraftModel(), info
         small, small_model = self._load_small_model(plan.draft, vocabulary, context)
         cost = small.num_parameters / max(1, info.num_parameters)
         placement = plan.draft.places.placement

@@ -446,8 +446,7 @@ class SlotTable:
         self._open_slots.pop(verb.slot).close()
         if self._row_store is not None:
             self._row_store.give_up(unless=self._wanted_rows)
-        if self._draft_model is not None:
-            self._draft_model.forget(verb.slot)
+        self._draft_model.forget(verb.slot)
 
     def _share(self, verb: step.ShareCells) -> None:
         self._require(verb.source, verb.end, exactly=False)
@@ -457,8 +456,7 @@ class SlotTable:
         end = source.position(verb.end)
         if not self._context.copies_whole or self._context.num_positions(verb.source) == end:
             self._context.share(verb.source, verb.slot, 0, end)
-            if self._draft_model is not None:
-                self._draft_model.share(verb.source, verb.slot, end)
+            self._draft_model.share(verb.source, verb.slot, end)
 
     def _restore(self, slot: int, start: int, end: int, block: int) -> None:
         if not self._info.state_bytes:  # else its positions are known only with its state
