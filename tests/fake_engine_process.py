@@ -23,10 +23,9 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.step import Step, StepResult
-from openai_cpu_server.engine.building import build_core
 from openai_cpu_server.engine.cores import EngineTurn
 from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
-from openai_cpu_server.engine.generating import EngineCore, Measure
+from openai_cpu_server.engine.generating import EngineCore, Measure, build_core
 from openai_cpu_server.engine.loop import EngineChannel, run_engine
 from openai_cpu_server.errors import StartupError
 from tests.fakes import FAKE_EMBEDDER, FAKE_INFO, FAKE_RERANKER, FakeBackend, FakeEmbedder

@@ -47,8 +47,7 @@ ALLOWED = {
     "engine.process": "child_processes contract engine llama observe.logs storage.private_files",
     # Kernels in front of ggml: whoever has loaded ggml hands it over.
     "kernels": "contract",
-    "llama": "contract errors kernels.graphs kernels.library kernels.proof kernels.tensors "
-    "storage.private_files",
+    "llama": "contract errors kernels.graphs kernels.library kernels.proof storage.private_files",
     "model_source": "config.adapters config.folders contract.model_info errors llama.gguf",
     # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
     "engine_client": "child_processes.spawn contract errors fairness",
@@ -246,6 +245,15 @@ def test_what_must_not_die_reads_nothing_with_native_code() -> None:
         assert not roots(module) & {"llama_cpp", "llguidance", "jinja2"}, module
     for interpreter in ("structured.compiler", "prompt.chat_template", "prompt.go_template"):
         assert interpreter not in reached, "clients' programs run where that may take long"
+
+
+def test_a_reader_loads_numpy_only_for_what_needs_it() -> None:
+    """It would take 11 MiB and a tenth of a second in each."""
+    for module in reached_from("reader.process", "reader.grammars"):
+        at_the_top = (
+            node for node in package()[module].nodes(ast.Import, ast.ImportFrom) if not node.col_offset
+        )
+        assert "numpy" not in {name.split(".")[0] for name in imported(at_the_top)}, module
 
 
 def test_ray_stays_in_its_room() -> None:

@@ -1,5 +1,4 @@
-"""Common part of engine cores: commands, steps and their events. The loop drives one `Core`, which is
-`EngineCore` for models that generate and `EmbedCore` for those that embed."""
+"""Common part of engine cores: commands, steps and their events."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class PreparedRequest(NamedTuple):
     beginning: tuple[int, ...] = ()
     """Output that the constraint forces before the first sample, to be computed with the prompt."""
     failure: RequestFailed | None = None
-    """Reason for the rejection of the request, or None if it is accepted."""
+    """Reason for the rejection, or None."""
 
 
 class CheckedAdapter(NamedTuple):
@@ -47,7 +46,6 @@ Work = (
     | messages.ShowSteps
     | messages.HideSteps
 )
-"""Commands that a core handles."""
 Planned = TypeVar("Planned")
 
 
@@ -59,16 +57,12 @@ _LATEST = 20.0
 
 
 def scheduling_on(scheduling: Scheduling, info: ModelInfo) -> Scheduling:
-    """Keep steps short if a device cannot interrupt them."""
     goes_on = info.placement is not None and info.placement.computes_in_one_go
     return scheduling.without_interruption() if goes_on else scheduling
 
 
 class StepTimer:
-    """Timer of successive steps, which also knows if the running step may be discarded.
-
-    No two steps in a row are discarded, so at most half of the work is wasted.
-    """
+    """Timer of steps. No two in a row are discarded, so at most half of the work is wasted."""
 
     def __init__(
         self, clock: Callable[[], float], cpu_clock: Callable[[], float], *, preempt_threshold_s: float
@@ -90,12 +84,12 @@ class StepTimer:
         self.was_interrupted = False
 
     def urge(self) -> bool:
-        """Note urgent work, in any thread. Return True if the running step may be discarded."""
+        """Note urgent work, in any thread; return True if the step may be discarded."""
         self._is_urged = True
         return self._clock() < self._interruptible_until
 
     def begin(self, predicted_ms: float, *, may_interrupt: bool) -> bool:
-        """Return True if the step should be discarded at once: urgent work arrived while it was planned."""
+        """Return True if the step should be discarded at once."""
         self.started_s, self._cpu_started_s = self._clock(), self._cpu_clock()
         self._predicted_ms = predicted_ms
         if may_interrupt and not self.was_interrupted:
@@ -116,9 +110,7 @@ class StepTimer:
 
     @property
     def lateness(self) -> float:
-        """Recent factor of actual to predicted step time, at least 1, because other processes use the
-        cores. The cost model learns about a busy machine step by step, and nothing while cores are lost for
-        a moment; estimates for waiting clients use this factor at once."""
+        """Recent factor of actual to predicted step time, for estimates: the cost model learns slowly."""
         factor = (self._recent_elapsed_s + _TRUST_S) / (self._recent_predicted_s + _TRUST_S)
         return min(max(factor, 1.0), _LATEST)
 
@@ -128,10 +120,8 @@ class StepTimer:
 
 
 class Core(ABC, Generic[Planned]):
-    """Handler of commands that computes steps. Every submitted request gets exactly one event that ends it.
-
-    Methods belong to the loop's thread unless they say otherwise.
-    """
+    """Handler of commands that computes steps. Methods belong to the loop's thread unless they say
+    otherwise."""
 
     def __init__(
         self, threads: ThreadControl, *, preempt_threshold_ms: float, clock: Callable[[], float]
@@ -178,7 +168,7 @@ class Core(ABC, Generic[Planned]):
         """Load an adapter, unless it is loaded already, and yield events as they happen."""
 
     def handle(self, command: Work) -> None:
-        """Execute a command. An error fails only the request that it is about."""
+        """Execute a command. An error fails only its request."""
         try:
             with contained():
                 self._handle(command)
@@ -195,7 +185,7 @@ class Core(ABC, Generic[Planned]):
         return is_urgent and self._timer.urge()
 
     def flush(self, sharing: messages.Sharing) -> Iterator[messages.StepDone | messages.QueueState]:
-        """Yield events that need no computing, while another engine computes."""
+        """Yield events while another engine computes."""
         if self._has_events:
             yield self._done(None, None)
         yield from self._queue_news(sharing)
@@ -218,8 +208,7 @@ class Core(ABC, Generic[Planned]):
 
     @abstractmethod
     def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None:
-        """End all requests and write the prefix cache to a file, the most recently used part within
-        `limit`. Raises OSError."""
+        """End all requests and write the most recently used part of the prefix cache. Raises OSError."""
 
     # -- what kinds of cores do in their own way ---------------------------------------------------------
 
@@ -272,8 +261,8 @@ AnyCore = Core[Any]
 
 
 def step_of(ids: Iterable[str], predicted_ms: float) -> messages.StepStarted:
-    """Return the announcement of a step. The time is rounded up to a power of two, so that a slowly
-    growing time is seldom news; 0 if it is short."""
+    """Return the announcement of a step. The time is rounded up to a power of two, so that it is seldom
+    news."""
     expected_ms = 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
     return messages.StepStarted(ids=tuple(ids), expected_ms=expected_ms)
 
@@ -294,8 +283,7 @@ def failure(
 
 
 def shared_ms(parts: Iterable[tuple[str, int]], cpu_ms: float) -> dict[str, float]:
-    """Divide the step's time among clients by their tokens. `parts`: clients, also repeated, and their
-    numbers of tokens; padding is divided, too."""
+    """Divide the step's time among clients by their tokens. `parts`: clients, also repeated, with tokens."""
     tokens: dict[str, int] = {}
     for client, num_tokens in parts:
         tokens[client] = tokens.get(client, 0) + num_tokens

@@ -1,7 +1,7 @@
 """Cores of an engine: the number of compute threads, and the turn to compute where engines share the cores.
 
-There are fewer threads while other processes take cores, and all again when cores are free. Threads wait for
-each other after each operation, so one without a core delays all."""
+Threads wait for each other after each operation, so one without a core delays all.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class CoresSeen(NamedTuple):
 
 @dataclass(frozen=True)
 class _Trial:
-    """Change of the number of threads, with the number and the observation before it."""
+    """Number of threads before a change, and the observation that led to it."""
 
     threads: int
     seen: CoresSeen
 
 
 class ThreadChoice:
-    """Decision about the number of threads. Each change is a trial, which stays if it is not slower."""
+    """Decision about the number of threads. A change that makes steps slower is taken back."""
 
     def __init__(self, most: int) -> None:
         self.most = self.threads = most
@@ -117,7 +117,7 @@ class ThreadChoice:
 
     def _has_failed(self, trial: _Trial, seen: CoresSeen) -> bool:
         """The smaller of two equally fast numbers is right. A larger one whose threads get their cores is
-        right at any observed speed, because steps differ in speed."""
+        right at any speed."""
         if self.threads < trial.threads:
             return seen.speed < _NOT_SLOWER * trial.seen.speed
         return seen.is_disturbed and _NOT_SLOWER * seen.speed < trial.seen.speed
@@ -126,12 +126,9 @@ class ThreadChoice:
 _LOOK_S = 0.06
 """Duration of observation before a decision: some time slices of Linux, which are 3 ms."""
 _LOG_S = 10.0
-"""Minimum time between two log messages about changes."""
 
 
 class CoreMonitor:
-    """Observer of steps that sets the number of threads for the next one."""
-
     def __init__(self, threads: ThreadControl, clock: Callable[[], float]) -> None:
         self._threads = threads
         self._clock = clock
@@ -149,8 +146,8 @@ class CoreMonitor:
         return self._choice.threads
 
     def computed(self, elapsed_ms: float, alone_ms: float) -> bool:
-        """Record a step that would have taken `alone_ms` on all threads, and possibly change their number.
-        Return True if it teaches the cost of steps, which is not so if cores were lost for a moment."""
+        """Record a step that would have taken `alone_ms` on all threads. Return True if it teaches the cost
+        of steps: not if cores were lost for a moment."""
         waits_s = self._threads.waits_s()
         lost_s = {thread: waited_s - self._waits_s.get(thread, 0.0) for thread, waited_s in waits_s.items()}
         self._waits_s = waits_s
@@ -166,7 +163,7 @@ class CoreMonitor:
         return teaches
 
     def use_all(self) -> None:
-        """Use all threads, for steps that are timed while the engine is idle."""
+        """Use all threads, for measurements of an idle engine."""
         self._choice = ThreadChoice(self._threads.most)
         self._threads.use(self._choice.threads)
         self._begin()
@@ -211,15 +208,13 @@ PIECE_S = 0.05
 _MEMORY_S = 5.0
 """Time constant of observations, in time in which this engine wanted to compute."""
 _SLOWEST = 20.0
-"""Maximum factor of estimates."""
 _LOADING = EngineWants(work=Priority.BATCH, is_loading=True)
 
 
 class EngineTurn:
-    """Turn of an engine that shares its cores with no other: it always has the turn and sends nothing.
-
-    All methods but those of `SharedTurn` for the reader belong to the thread that computes.
-    """
+    """Turn of an engine with its own cores: it always has it and sends nothing. Methods belong to the thread
+    that computes, but for those of `SharedTurn` for the reader. Waiting raises ConnectionError if the client
+    is gone."""
 
     @property
     def is_held(self) -> bool:
@@ -235,24 +230,23 @@ class EngineTurn:
         return ALONE
 
     def settle(self, work: Priority | None) -> None:
-        """Report the present work between two steps. Return the turn if there is nothing to compute or
-        another engine's turn is due."""
+        """Report the present work between two steps. Returns the turn if there is none, or another engine is
+        due."""
 
     def computed(self) -> None: ...
 
     def give_back(self) -> None: ...
 
     def load_on(self) -> None:
-        """Wait for the turn to load a piece, letting others compute first after a piece. Raises
-        ConnectionError if the client is gone."""
+        """Wait for the turn to load a piece."""
 
     def pass_on(self) -> None:
-        """Let others compute, and wait for the next turn. Raises ConnectionError if the client is gone."""
+        """Let others compute, and wait for the next turn."""
 
 
 @dataclass(eq=False)
 class SharedTurn(EngineTurn):
-    """Turn of one of several engines. Every turn is for at least one step."""
+    """Turn of one of several engines, for at least one step each time."""
 
     send: Callable[[EngineWants | TurnBack], None]
     _: KW_ONLY
@@ -354,14 +348,11 @@ class SharedTurn(EngineTurn):
 
 
 class _Slowness:
-    """Factor by which work takes longer because other engines compute, too."""
-
     def __init__(self, now_s: float) -> None:
         self._noted_s = now_s
         self._wanted_s = self._held_s = _MEMORY_S / 5
 
     def note(self, now_s: float, *, wants: bool, has: bool) -> None:
-        """Record the state since the last note. A time before that is ignored."""
         seconds = max(0.0, now_s - self._noted_s)
         self._noted_s += seconds
         if wants:

@@ -24,11 +24,10 @@ second for steps of 64, 256, 512, 1,024 and 2,048: with our attention 9.4, 11.5,
 ggml's, which computes every token with every other one of the step, 7.8, 10.2, 9.9, 9.1, 6.5. Steps of 128
 made a chat's first token beside endless embedding no earlier."""
 _MOST_PLACES = 100
-"""Maximum waiting requests whose place is reported."""
 
 
 class EmbedCore(base.Core[list[EmbedPart]]):
-    """Core of queue and backend. Costs are learned while serving, in some dozens of steps."""
+    """Costs are learned while serving, in some dozens of steps."""
 
     def __init__(
         self,
@@ -56,7 +55,6 @@ class EmbedCore(base.Core[list[EmbedPart]]):
         return self._queue.best_priority
 
     def prepare(self, submit: messages.Submit) -> base.PreparedRequest:
-        """Reject requests for another kind of model, because embeddings need no preparation."""
         return base.PreparedRequest(submit, failure=RequestFailed(_WRONG_MODEL))
 
     def check_adapter(self, adapter: Adapter) -> base.CheckedAdapter:
@@ -114,8 +112,8 @@ class EmbedCore(base.Core[list[EmbedPart]]):
         )
 
     def _embed(self, parts: list[EmbedPart]) -> bool:
-        """Return False if the computation was interrupted. If the parts fail together each is computed
-        separately, so that only broken ones fail."""
+        """Return False if interrupted. Parts that fail together are computed separately, so that only broken
+        ones fail."""
         for part in parts:
             part.pending.has_run = True
         try:

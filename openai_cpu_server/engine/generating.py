@@ -1,4 +1,4 @@
-"""Engine core for models that generate, which connects scheduler and backend, and its reports about steps."""
+"""Engine core for models that generate, its construction, and its reports about steps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import msgspec
 from openai_cpu_server.contract import messages
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.messages import HideSteps, ShowSteps
-from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdapter
-from openai_cpu_server.contract.replica import Forecast, PrefixNews
-from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdapter, ModelInfo
+from openai_cpu_server.contract.replica import BLOCK_TOKENS, Forecast, PrefixNews
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import (
     NOTHING_DRAFTED,
+    POOL_BLOCK_TOKENS,
     Backend,
     CacheFileLimit,
+    Drop,
     Span,
     Step,
     StepResult,
@@ -34,17 +36,22 @@ from openai_cpu_server.engine.base import (
     PreparedRequest,
     Work,
     failure,
+    scheduling_on,
     shared_ms,
     step_of,
     submit_of,
 )
 from openai_cpu_server.engine.output import LiveOutputs
 from openai_cpu_server.errors import AdapterFailed
+from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
+from openai_cpu_server.scheduler.memory import KVLedger
 from openai_cpu_server.scheduler.plan import StepReason
-from openai_cpu_server.scheduler.prefix_cache import PrefixJournal
-from openai_cpu_server.scheduler.scheduler import Scheduler
-from openai_cpu_server.scheduler.sequence import Sequence, SequenceStatus
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
+from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
+from openai_cpu_server.scheduler.sequence import POLICIES, Sequence, SequenceStatus
+from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter, ModelDrafter
+from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
 logger = logging.getLogger(__name__)
 
@@ -298,8 +305,7 @@ class EngineCore(Core[Step]):
             case messages.CancelRequest(id=request_id, reason=reason):
                 self._outputs.end(request_id, reason)
             case messages.ClearCache():
-                self._scheduler.clear_cache()
-                self._forget_cache_file()
+                self._clear_cache()
             case messages.UnloadAdapter(key=key):
                 self._adapters.leave(key)
             case messages.ShowSteps() | messages.HideSteps():
@@ -307,9 +313,9 @@ class EngineCore(Core[Step]):
             case CheckedAdapter():
                 raise AssertionError("what loading brings is for the caller of `load_adapter`")
 
-    def _forget_cache_file(self) -> None:
-        """A dropped cache must not return at the next start."""
-        if self._cache_file is not None:
+    def _clear_cache(self) -> None:
+        self._scheduler.clear_cache()
+        if self._cache_file is not None:  # else the cache would return at the next start
             with contextlib.suppress(OSError):
                 Path(self._cache_file).unlink()
 
@@ -327,7 +333,7 @@ class EngineCore(Core[Step]):
 
 @dataclass(eq=False)
 class LoadedAdapters:
-    """Adapters that requests may name, and adapters that are freed with their last request."""
+    """Adapters that requests may name, and others until their last request has ended."""
 
     scheduler: Scheduler
     backend: Backend
@@ -390,8 +396,7 @@ def log_step(
     started_s: float,
     elapsed_ms: float,
 ) -> None:
-    """Log the step before it is applied. `participants`: in the order of the spans; `reasons`: tokens of
-    each sequence by reason; `started_s`: on the monotonic clock."""
+    """Log a step before it is applied. `participants`: in the order of the spans."""
     if not logger.isEnabledFor(logging.DEBUG) or not step.spans:
         return
     why = reasons()
@@ -430,7 +435,8 @@ _LONG_AGO = float("-inf")
 
 @dataclass(eq=False)
 class StepTracer:
-    """Off until `ShowSteps`, without any cost. `note` and `take` must not be called while it is off."""
+    """Reports of steps between `ShowSteps` and `HideSteps`. `note` and `take` must not be called
+    otherwise."""
 
     clock: Callable[[], float]
     is_on: bool = False
@@ -454,7 +460,6 @@ class StepTracer:
         reasons: Mapping[Sequence, Mapping[StepReason, int]],
         result: StepResult,
     ) -> None:
-        """Record an executed step before it is applied."""
         self._adapter = step.adapter
         parts = [
             _part(sequence, span, reasons.get(sequence, _NO_REASONS), result)
@@ -512,7 +517,7 @@ _FORECAST_S = 0.1
 
 @dataclass(eq=False)
 class ForecastSource:
-    """Source of forecasts, at most ten times a second, and always when there is nothing more to compute."""
+    """Forecasts, at most ten times a second, and always when there is nothing more to compute."""
 
     scheduler: Scheduler
     journal: PrefixJournal
@@ -525,3 +530,88 @@ class ForecastSource:
             return None, None
         self._sent_s = now_s
         return self.scheduler.eta_estimator.forecast(), self.journal.take()
+
+
+def build_core(
+    options: messages.EngineOptions,
+    backend: Backend,
+    curve: CostCurve | None,
+    measure: Measure | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> EngineCore:
+    """Return a core with its saved prefix cache and pinned prompts. `curve`: None to estimate costs until
+    there is time to `measure` them."""
+    info = backend.info
+    options = msgspec.structs.replace(options, scheduling=scheduling_on(options.scheduling, info))
+    reuses = options.experiment.prefix_sharing
+    journal = PrefixJournal() if options.reports_forecast else None
+    cache = _cache(options, backend, journal) if reuses else SavedPrefixes(0, state_bytes=info.state_bytes)
+    full = CostModel(curve) if curve else CostModel.guess(info.num_parameters)
+    costs = ThreadCosts(full, threads=backend.threads.most)
+    scheduler = Scheduler(
+        limits=StepLimits(
+            info.max_seqs, info.max_step_tokens, info.max_step_outputs, info.state_tokens, reuses
+        ),
+        ledger=KVLedger(info.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
+        cache=cache,
+        cost=costs,
+        options=step_options(options),
+        policy=POLICIES[options.scheduling.policy](),
+        speculator=_speculator(options, info),
+    )
+    core = EngineCore(
+        scheduler,
+        backend,
+        costs,
+        preempt_threshold_ms=options.scheduling.preempt_threshold_ms,
+        measure=measure if curve is None else None,
+        journal=journal,
+        cache_file=options.cache_file,
+        clock=clock,
+    )
+    for number, tokens in enumerate(options.pinned_prompts):
+        pinned = GenerationRequest(
+            id=f"pinned/{number}",
+            tokens=tokens,
+            max_tokens=0,
+            sampling=Sampling(seed=0),
+            cache_namespace=options.pinned_namespace,
+            pin=True,
+        )
+        core.handle(messages.Submit(request=pinned))
+    return core
+
+
+def step_options(options: messages.EngineOptions) -> StepOptions:
+    return StepOptions(**msgspec.structs.asdict(options.scheduling), experiment=options.experiment)
+
+
+def _speculator(options: messages.EngineOptions, info: ModelInfo) -> Speculator | None:
+    """Drafts are off if the memory cannot take back wrong ones."""
+    if options.speculation == "off" or info.max_draft == 0:
+        return None
+    drafter = None
+    if info.draft_cost is not None:
+        reads_along = info.draft_head is not None
+        drafter = ModelDrafter(info.draft_cost, reads_along=reads_along, most=info.draft_most)
+    return Speculator(
+        LookupDrafter(info.end_tokens),
+        drafter,
+        max_tokens=options.draft_max if info.max_draft is None else min(options.draft_max, info.max_draft),
+        always=options.experiment.always_drafts,
+    )
+
+
+def _cache(options: messages.EngineOptions, backend: Backend, journal: PrefixJournal | None) -> SavedPrefixes:
+    info = backend.info
+    cache = SavedPrefixes(
+        options.cache_bytes,
+        block_bytes=BLOCK_TOKENS * info.kv_bytes_per_token,
+        state_bytes=info.state_bytes,
+        journal=journal,
+    )
+    if options.cache_file is not None and options.cache_bytes:
+        refused = cache.adopt(backend.import_cache(options.cache_file))
+        backend.execute(Step(verbs=tuple(Drop(number) for number in refused)))
+    return cache

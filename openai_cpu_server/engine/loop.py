@@ -1,5 +1,5 @@
-"""Main program of the engine process: it loads the model, computes, and sends events. One thread computes;
-another one reads commands and may interrupt a step (`CommandReader`)."""
+"""Main program of the engine process. One thread computes; another one reads commands and may interrupt a
+step (`CommandReader`)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 
 class EngineChannel:
-    """Engine side of the socket. Any thread may send while one receives; both block."""
-
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._reader = sock.makefile("rb")
@@ -74,8 +72,7 @@ def run_engine(
 ) -> None:
     """Load the model of the first command, then serve until the client is gone.
 
-    `claim`: decides which of several engines with one cache file may write it. `confine`: called after that,
-    before other threads exist and before anything is loaded.
+    `claim`: decides which engine may write a shared cache file. `confine`: called before other threads exist.
     """
     start = channel.receive()
     if not isinstance(start, messages.StartEngine):
@@ -124,7 +121,7 @@ def _progress(channel: EngineChannel, phase: messages.LoadingPhase) -> Callable[
 
 
 def _weights_progress(channel: EngineChannel, turn: EngineTurn) -> Callable[[float], None]:
-    """Other engines may compute between two pieces of the load. The rest of it needs no turn."""
+    """Other engines may compute between two pieces of the load; the rest of it needs no turn."""
     send = _progress(channel, messages.LoadingPhase.WEIGHTS)
 
     def loaded(fraction: float) -> None:
@@ -156,8 +153,6 @@ def _serve(loop: EngineLoop, backend: NativeModel, reader: CommandReader) -> Non
 
 @dataclass(frozen=True)
 class EngineLoop:
-    """Loop of the thread that computes."""
-
     channel: EngineChannel
     core: AnyCore
     inbox: Inbox
@@ -181,7 +176,7 @@ class EngineLoop:
                 turn.give_back()
 
     def handle(self, command: Work) -> None:
-        """Loading an adapter tries it with a token, so it needs the turn like a piece of the model's load."""
+        """Loading an adapter tries it with a token, so it needs the turn."""
         if not isinstance(command, CheckedAdapter):
             self.core.handle(command)
             return
@@ -189,7 +184,7 @@ class EngineLoop:
         self._send_and_settle(self.core.load_adapter(command))
 
     def _patience_s(self, quiet_s: float) -> float | None:
-        """Return the time to wait for commands, without a limit if None."""
+        """Return the time to wait for commands, or None for no limit."""
         if self.core.has_work:
             return 0.0 if self.turn.is_held or self.core.work is None else None
         return quiet_s if self.core.is_guessing else None
@@ -220,7 +215,7 @@ class EngineLoop:
 
 @dataclass(eq=False)
 class CommandReader:
-    """Thread that reads commands while the engine computes. It does nothing slow with them."""
+    """Reads commands while the engine computes. It does nothing slow with them."""
 
     channel: EngineChannel
     inbox: Inbox
@@ -281,7 +276,6 @@ class Inbox:
         self._news.set()
 
     def wake(self) -> None:
-        """Report something other than a command."""
         self._news.set()
 
     def close(self) -> None:
@@ -308,7 +302,6 @@ Request = (
     | messages.ShowSteps
     | messages.HideSteps
 )
-"""Commands that are taken once the engine is ready."""
 Prepared = messages.Submit | messages.LoadAdapter
 _END = (-2, 0, None)
 """Sorts before all requests."""
@@ -319,12 +312,11 @@ _MEASURING_NICENESS = 10
 
 @dataclass(eq=False)
 class Preparation:
-    """Filter of commands: requests with a constraint pass when that is prepared, adapters when their files
-    are checked, other commands at once.
+    """Passes requests with a constraint when that is prepared, adapters when their files are checked, and
+    other commands at once.
 
-    One thread prepares, interactive requests first. It announces each request before it begins, because
-    native code may kill the process there. Another thread measures media. Leaving the context waits until the
-    threads have ended.
+    One thread prepares. It announces each request before it begins, because native code may kill the process
+    there. Another thread measures media.
     """
 
     prepare: Callable[[messages.Submit], PreparedRequest]
@@ -376,7 +368,7 @@ class Preparation:
                 self.hand_on(command)
 
     def _is_put_off(self, cancel: messages.CancelRequest) -> bool:
-        """A request in preparation is cancelled directly after it has passed."""
+        """A request in preparation is cancelled when it has passed."""
         with self._lock:
             if cancel.id not in self._cancelled:
                 return False

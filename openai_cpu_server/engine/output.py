@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import codecs
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,7 +17,6 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProg
 from openai_cpu_server.contract.request import GenerationRequest, overlap
 from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob
 from openai_cpu_server.engine.base import failure
-from openai_cpu_server.engine.loops import LOOP_TOKENS, LoopDetector
 from openai_cpu_server.engine.parts import OutputParts, StopStringBuffer
 from openai_cpu_server.scheduler.admission import LiveSequences
 from openai_cpu_server.scheduler.sequence import Sequence, SequenceAdvance, take_over
@@ -23,8 +24,7 @@ from openai_cpu_server.scheduler.sequence import Sequence, SequenceAdvance, take
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
-@dataclass(frozen=True)
-class ReleasedText:
+class ReleasedText(NamedTuple):
     """Text to send, and the number of held tokens that it belongs to."""
 
     num_tokens: int
@@ -32,16 +32,10 @@ class ReleasedText:
     stop: str | None = None
     """Stop string that was found; `text` ends before it."""
 
-    @property
-    def stopped(self) -> bool:
-        return self.stop is not None
-
 
 class TextStream:
-    """Buffer that takes each token's bytes and releases text token by token.
-
-    Tokens that end within a character, or within a possible stop string, are held back.
-    """
+    """Releases text token by token, but holds back those that end within a character or a possible stop
+    string."""
 
     def __init__(self, stop: Iterable[str]) -> None:
         self.watch(stop)
@@ -65,7 +59,7 @@ class TextStream:
         return ReleasedText(sum(start < at for start in starts), text, stop.decode())
 
     def flush(self) -> ReleasedText:
-        """Release all held text at the end. An unfinished character becomes U+FFFD."""
+        """Release all held text. An unfinished character becomes U+FFFD."""
         return self._release(len(self._ends))
 
     def _num_releasable(self) -> int:
@@ -94,23 +88,48 @@ class TextStream:
         return at < len(self._held) and self._held[at] & 0xC0 == 0x80
 
 
+LOOP_TOKENS = 1024
+"""Repeated tokens that count as a loop. Real repetition is shorter. In SmolLM2's vocabulary 1,000 blanks are
+17 tokens, 1,000 line ends 250, 4 KiB of zeros in base64 685, a sentence 100 times 800, and 64 equal rows of
+a table 896."""
+LONGEST_PERIOD = 256
+"""Tokens of the longest repeated passage, which then stands there five times."""
+_INTERVAL = 64
+"""Tokens between two looks, which make the cost of a token constant and small."""
+
+
+class LoopDetector:
+    """Detector of an output that repeats itself, by its tokens alone. No schedule, draft or crash moves the
+    end."""
+
+    def __init__(self) -> None:
+        self._recent: deque[str] = deque(maxlen=LOOP_TOKENS + LONGEST_PERIOD)
+        self._num_tokens = 0
+
+    def read(self, token: int) -> bool:
+        """Read the next token, as a character because texts are searched fast; return True in a loop."""
+        self._recent.append(chr(token))
+        self._num_tokens += 1
+        if self._num_tokens % _INTERVAL or self._num_tokens <= LOOP_TOKENS:
+            return False
+        recent = "".join(self._recent)
+        return recent[-LOOP_TOKENS:] in recent[:-1]
+
+
 _NOTHING = ReleasedText(0, "")
 Events = tuple[TokenEvent, ...]
 
 
-@dataclass(frozen=True)
-class _Token:
+class _Token(NamedTuple):
     number: int
     logprob: TokenLogprob | None
     is_forced: bool = False
 
 
 class SequenceOutput:
-    """Converter of a sequence's progress into events. A step makes at most one event for each part of the
-    output; the one with `finish` is the last.
+    """Converter of a sequence's progress into events, at most one for each part of the output in a step.
 
-    A sequence that resumes after a crash holds nothing back, because its first `num_released` output tokens
-    were all released.
+    A resumed sequence holds nothing back, because its first `num_released` output tokens were all released.
     """
 
     def __init__(
@@ -146,7 +165,6 @@ class SequenceOutput:
         self._last_choice = 0
         """Number of examined tokens up to the last one that the model chose."""
         self.is_loop = False
-        """True if the output has ended because it repeats itself."""
         for token in sequence.output[:num_released]:
             self._look_for_loop(token)
         released = [piece(token) for token in sequence.output[:num_released]]
@@ -156,8 +174,7 @@ class SequenceOutput:
             self._parts.read(sequence.output[:num_released], b"".join(released).decode(errors="replace"))
 
     def begin(self, beginning: Iterable[int]) -> Events:
-        """Take the tokens that are forced before the first sample. They are sent with that sample, unless
-        they are the whole output."""
+        """Take the tokens that are forced before the first sample, and sent with it."""
         reason = self._push([_Token(token, None, is_forced=True) for token in beginning])
         return () if reason is None else self._event(self._finish(reason))
 
@@ -184,7 +201,7 @@ class SequenceOutput:
                 yield TokenEvent(id=sequence.request.id, progress=progress)
 
     def end(self, reason: FinishReason) -> Events:
-        """Return the last events without another token. Held text is sent if the output is a result."""
+        """Return the last events. Held text is sent if the output is a result."""
         self._gained = _NOTHING
         if reason is FinishReason.STOP:
             self._gain(self._text.flush())
@@ -225,7 +242,7 @@ class SequenceOutput:
         release = self._text.push(piece)
         self._follow(piece)
         self._gain(release)
-        if release.stopped:
+        if release.stop is not None:
             return FinishReason.STOP
         self._look_for_loop(token.number, is_forced=token.is_forced)
         if self._num_tokens >= self._sequence.request.max_tokens or self.is_loop:
@@ -242,7 +259,6 @@ class SequenceOutput:
         self.is_loop = self._loops is not None and self._loops.read(token) and is_free and is_chosen
 
     def _follow(self, piece: bytes) -> None:
-        """Stop strings count from the token after the reasoning, and after headers behind it."""
         if self._shield is not None and self._shield.ends_with(piece):
             self._shield = None
             self._text.watch(self._sequence.request.stop)
@@ -285,7 +301,7 @@ class SequenceOutput:
 
 @dataclass(eq=False)
 class LiveOutputs:
-    """Outputs of all live sequences. Each sequence leaves the scheduler with its last event."""
+    """Outputs of live sequences, each of which leaves the scheduler with its last event."""
 
     sequences: LiveSequences
     backend: Backend
@@ -301,8 +317,8 @@ class LiveOutputs:
         return tuple(self._outputs)
 
     def beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the tokens that the constraint forces before the first sample, or none if tokens are
-        scored one by one. Any thread may call it. Raises `ConstraintFailed`."""
+        """Return the tokens that the constraint forces before the first sample, none if tokens are scored one
+        by one. Any thread may call it."""
         if request.constraint is None:
             return ()
         forced = self.backend.forced(request.constraint, output)
@@ -336,7 +352,7 @@ class LiveOutputs:
         self._take(sequence, events)
 
     def advance(self, advance: SequenceAdvance) -> None:
-        """Send the events of a sequence's progress. An error ends only that sequence."""
+        """Send the events of a sequence. An error ends only that sequence."""
         sequence = advance.sequence
         self.num_forced += sum(len(sample.forced) for sample in advance.samples)
         try:
@@ -354,7 +370,7 @@ class LiveOutputs:
             self._take(sequence, self._outputs[request_id].end(reason))
 
     def drop(self, request_id: str) -> Sequence | None:
-        """Remove the request without an event, and return its sequence, if any."""
+        """Remove the request without an event."""
         self._outputs.pop(request_id, None)
         sequence = self.sequences.get(request_id)
         if sequence is not None:

@@ -1,5 +1,4 @@
-"""Separation of reasoning and answer in one output, by tokens and by their text. `SequenceOutput` uses it
-for requests with marks. No code behind the engine looks for these marks again."""
+"""Separation of reasoning and answer in one output, by tokens and by their text."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ class OutputParts:
         self._text = PartReader(marks)
 
     def cut(self, event: TokenEvent) -> tuple[TokenEvent, ...]:
-        """Split an event of the whole output into one for each part. A failed output is not split, because
-        its parts are not read."""
+        """Split an event into one for each part. A failed output is not split, because its parts are not
+        read."""
         finish = event.finish
         if finish is not None and not finish.is_good:
             return (event,)
@@ -92,7 +91,7 @@ class AnswerSearch:
             self._think(piece)
 
     def finish(self) -> None:
-        """End the output. One that ends within its reasoning has no answer."""
+        """An output that ends within its reasoning has no answer."""
         if self.start is None:
             is_cut = not self._are_over and self.num_thoughts > 0
             self.start = self._num_read + len(self._read) if is_cut else self._candidate
@@ -126,7 +125,7 @@ class AnswerSearch:
 
 
 class PartReader:
-    """Incremental splitter of one output's text into parts, which do not depend on the pieces it comes in."""
+    """Splitter of a text into parts, which do not depend on the pieces it comes in."""
 
     def __init__(self, marks: OutputMarks) -> None:
         self._marks = marks
@@ -223,7 +222,7 @@ class PartReader:
 
 
 class StopStringBuffer:
-    """Search for the text for the user in an output, from which stop strings count."""
+    """Search for the text for the user, in which stop strings count."""
 
     def __init__(self, thinking: Thinking) -> None:
         self._thoughts: ReasoningTracker | None = ReasoningTracker(thinking.begin, thinking.end)
@@ -232,7 +231,7 @@ class StopStringBuffer:
         self._text = b""
 
     def ends_with(self, piece: bytes) -> bool:
-        """Read the next token; return True if the text after it is for the user, after which reading ends."""
+        """Return True if the text behind this token is for the user, after which reading ends."""
         answer: bytes | None = piece
         if self._thoughts is not None:
             answer = self._thoughts.read(piece)

@@ -21,10 +21,9 @@ from openai_cpu_server.child_processes.spawn import keep_shaders_in
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve, ModelKind
 from openai_cpu_server.contract.step import Backend
-from openai_cpu_server.engine.building import build_core
 from openai_cpu_server.engine.cores import EngineTurn
 from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
-from openai_cpu_server.engine.generating import EngineCore
+from openai_cpu_server.engine.generating import EngineCore, build_core
 from openai_cpu_server.engine.loop import EngineChannel, MaySave, run_engine
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.bindings import mtmd_library
@@ -92,8 +91,8 @@ def calibrated(
 
 
 def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
-    """Measure in turns with the loads of other engines. Return None if those have more work; the
-    measurement then continues while the engine is idle."""
+    """Return None if other engines have more work; the measurement then continues while the engine is
+    idle."""
     for _ in range(_MOST_TURNS):
         curve = calibrator.measure(lambda: turn.is_wanted)
         if curve is not None or turn.sharing.beside_interactive:

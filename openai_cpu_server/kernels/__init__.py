@@ -1,6 +1,5 @@
-"""C++ kernels that replace some of ggml's.
+"""C++ kernels that replace some of ggml's, compiled when the package is installed.
 
-`build` compiles them when the package is installed; `llama.loading` requests them when a model is loaded. A
-kernel is switched on only after it has reproduced ggml's results in this process. Without it everything
+A kernel is switched on only after it has reproduced ggml's results in this process. Without them everything
 works, only slower.
 """

@@ -1,8 +1,6 @@
-"""Compiles the library of kernels for this CPU: `python -m openai_cpu_server.kernels.build`.
-
-A portable wheel or image has one library per CPU level instead, from which `library.py` chooses at run time.
-Imports only the standard library, because it runs before anything is installed.
-"""
+"""Compiles the library of kernels: `python -m openai_cpu_server.kernels.build`. A portable wheel has one per
+CPU level, from which `library.py` chooses. Imports only the standard library, because it runs before anything
+is installed."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ class BuildFailed(Exception):
 def build_library(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> None:
     """Compile the library, even if it exists. Raises `BuildFailed`.
 
-    `compiler`: a command line, or "" for the machine's. `cpu`: compiler flags of the instruction set.
+    `compiler`: a command line, or "" for the machine's. `cpu`: flags of the instruction set.
     """
     if sys.platform != "linux":
         raise BuildFailed("they work on Linux only")
@@ -90,7 +88,7 @@ def _run(command: Sequence[str]) -> None:
 def build_portable(compiler: str = "", *, machine: str = "", beside: Path = LIBRARY) -> list[Path]:
     """Compile a library for each level. Raises `BuildFailed`.
 
-    `machine`: target architecture of the compiler, or "" for this machine's.
+    `machine`: target architecture, or "" for this machine's.
     """
     machine = machine or platform.machine()
     levels = LEVELS.get(machine)

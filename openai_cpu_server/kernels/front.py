@@ -1,8 +1,5 @@
 """Runs the `main` of a module with the kernels in front of ggml: `python -m openai_cpu_server.kernels.front
-MODULE ...`.
-
-Importing llama_cpp decides which library ggml's calls reach, so the kernels are loaded before the module.
-"""
+MODULE ...`. Importing llama_cpp decides which library ggml's calls reach."""
 
 from __future__ import annotations
 

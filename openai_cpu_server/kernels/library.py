@@ -32,8 +32,8 @@ class Kernel(enum.IntEnum):
 
 
 class KernelLibrary:
-    """Library loaded in this process. Switches hold for the whole process, and may be changed only while
-    no graph is computed."""
+    """Library loaded in this process, for all of which its switches hold. They may be changed only while no
+    graph is computed."""
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self._handle = handle
@@ -53,7 +53,7 @@ class KernelLibrary:
         return str(self._handle.ocs_instruction_set().decode())
 
     def multiplies(self, weight_type: int) -> bool:
-        """Return True if our kernel computes products with this `ggml_type` on this CPU."""
+        """Return True if our kernel multiplies this `ggml_type` on this CPU."""
         return bool(self._handle.ocs_multiplies(weight_type))
 
     @property
@@ -67,7 +67,6 @@ class KernelLibrary:
         self._handle.ocs_use_tiles_from(weight_type, -1 if rows is None else rows)
 
     def num_done(self, kernel: Kernel) -> int:
-        """Graph nodes computed by the kernel."""
         return int(self._handle.ocs_num_done(kernel))
 
     def switch_on(self, kernel: Kernel) -> None:
@@ -81,7 +80,7 @@ class KernelLibrary:
         self._handle.ocs_round_attention(on)
 
     def reset(self) -> None:
-        """Switch all kernels off, and forget what was decided for types of weights."""
+        """Switch all kernels off, and forget decisions about types of weights."""
         self.round_attention(False)
         for kernel in Kernel:
             self.switch_off(kernel)
@@ -90,7 +89,6 @@ class KernelLibrary:
             self.use_tiles_from(weight_type, 0)
 
     def leave(self, weight_types: Collection[int]) -> None:
-        """Leave products with weights of exactly these types to ggml."""
         self._handle.ocs_leave(ctypes.c_uint64(sum(1 << number for number in weight_types)))
 
 
@@ -105,7 +103,7 @@ def _libraries(native: Path) -> list[Path]:
 
 
 def digest(native: Path = LIBRARY) -> str:
-    """Digest of all libraries here, without loading them, or "" if there is none."""
+    """Digest of all libraries here, or "" if there is none."""
     contents = [path.read_bytes() for path in _libraries(native) if path.exists()]
     return hashlib.sha256(b"".join(contents)).hexdigest()[:16] if contents else ""
 
@@ -137,8 +135,8 @@ def obstacle(path: Path | None = None) -> str | None:
 
 
 def put_in_front(path: Path | None = None) -> None:
-    """Load the library where ggml's calls find it first, unless there is an obstacle. The first library
-    with a name wins, so call this before llama_cpp is imported."""
+    """Load the library where ggml's calls find it first, unless there is an obstacle. The first with a name
+    wins, so call this before llama_cpp is imported."""
     path = path or library_path()
     if obstacle(path) is None:
         ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL)

@@ -1,4 +1,4 @@
-"""Self-test: a kernel is switched on only after it has reproduced ggml's results in this process."""
+"""Self-test of kernels against ggml's results."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from openai_cpu_server.kernels.graphs import (
     PRODUCT_TYPES,
     TILE_TYPES,
     AttentionCase,
+    Computing,
     ConvolutionCase,
     DeltaNetCase,
+    Floats,
     GgmlGraphs,
+    GgmlType,
     ProductCase,
     ScanCase,
     num_weights_of_block,
     random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
-from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType
 
 _THREADS = (1, 2)
 _TOLERANCE = 5e-3
@@ -45,7 +47,7 @@ Operation = Callable[[GgmlGraphs], AbstractContextManager[Computing]]
 def kernels_in_use(mode: str, ggml: ctypes.CDLL, pause: Callable[[], None] = lambda: None) -> Kernels:
     """Switch on the requested (`auto`, `invariant`, `fast` or `off`) and proved kernels.
 
-    `ggml`: loaded by llama_cpp. `pause`: called between small computations.
+    `pause`: called between small computations.
     """
     why_not = obstacle()
     if why_not is not None:
@@ -101,8 +103,8 @@ PROMPTS: tuple[AttentionShape, ...] = (
 
 
 def attention_proofs(shapes: Iterable[AttentionShape] = _SHAPES) -> Iterator[Operation]:
-    """Every path of the kernel: one shared row, many rows; tiles, a ragged end, holes; wide and latent
-    heads; layers that share a mask; heads of encoders, which have none."""
+    """Every path: one shared row, many rows; tiles, a ragged end, holes; wide and latent heads; layers that
+    share a mask; heads of encoders, which have none."""
     random = np.random.default_rng(0)
     for rows, cells, heads, kv_heads, width, value_width, cell_type in shapes:
         q = random.standard_normal((2, rows, heads, width), np.float32)
@@ -146,8 +148,7 @@ def product_proofs(library: KernelLibrary) -> Iterator[Operation]:
 
 
 def tile_proofs() -> Iterator[Operation]:
-    """Every type with a pair of blocks of rows and a rest, in a panel and a rest where the type has such;
-    experts with enough rows and with too few."""
+    """Every type with a pair of blocks of rows and a rest; experts with enough rows and with too few."""
     random = np.random.default_rng(0)
     for kind in TILE_TYPES:
         depth = 512 if num_weights_of_block(kind) == 256 else 544

@@ -1,6 +1,7 @@
-"""Only place that imports llama.cpp: turns a scheduler's steps into batches, logits and tokens.
+"""Only place that imports llama.cpp. The API process imports only `gguf`, `host` and `model.kv_size`, which
+load no native code.
 
-The engine process steps a `LlamaBackend` or a `LlamaEmbedder`, a reader opens a `Vocabulary`, and commands
-measure and quantize. The API process imports only `gguf`, `host` and `model.kv_size`, which load no native
-code. Each native object has one owner that frees it, and an error of one request fails only that request.
+Each native object has one owner that frees it, and an error of one request fails only that request. Files,
+options and memory that do not allow a load raise `StartupError` with one line for the terminal, also where
+llama.cpp would end the process; then nothing stays loaded.
 """

@@ -1,4 +1,4 @@
-"""Implementation of the contract's `Backend` with llama.cpp: execution of steps, and the model's adapters."""
+"""Implementation of the contract's `Backend`: execution of steps, and the model's adapters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import (
     Context,
-    DecodeOutcome,
     Logits,
     OutputRows,
     PlacedRows,
@@ -40,14 +39,13 @@ from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.loading import LoadedParts, load_model
 from openai_cpu_server.llama.model.model import Model, native_log
 from openai_cpu_server.llama.projector import EncodingFailed
-from openai_cpu_server.llama.sampling.sampler import BadLogits
+from openai_cpu_server.llama.sampler import BadLogits
 from openai_cpu_server.llama.slots import SampledSpan, SlotTable
 
 _NO_DRAFT = ModelDraft((), 0)
 _NO_ROWS = OutputRows(range(0), range(0))
 
 Drafts = Mapping[int, ModelDraft]
-"""Drafts by slot."""
 
 
 class Computed(NamedTuple):
@@ -59,11 +57,9 @@ class Computed(NamedTuple):
 
 
 class LlamaBackend:
-    """Owns the model, the context, saved blocks, compiled grammars and samplers. Not thread-safe except
-    for `interrupt` and `forced`."""
+    """Owns all parts of a loaded model. Not thread-safe except for `interrupt` and `forced`."""
 
     def __init__(self, loaded: LoadedParts) -> None:
-        """Take ownership of `loaded`."""
         self.info = loaded.info
         self._loaded = loaded
         self._abort = loaded.abort
@@ -95,7 +91,6 @@ class LlamaBackend:
     def load(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load and warm up a model. Raises `StartupError` with one line for the terminal."""
         backend = cls.load_cold(options, on_progress, machine)
         try:
             backend.warm_up()
@@ -108,7 +103,6 @@ class LlamaBackend:
     def load_cold(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaBackend:
-        """Load a model. Raises `StartupError` with one line for the terminal."""
         backend = cls(load_model(options, on_progress, machine or Machine()))
         backend._constraints.wait_until_ready()
         _ = backend._loaded.vocabulary.pieces  # else the first output would wait where no grammar needs them
@@ -121,7 +115,7 @@ class LlamaBackend:
         return self._constraints.start(constraint, output).take_forced()
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """Load an adapter and use it once, so that no request pays for that. Raises `AdapterFailed`."""
+        """Load an adapter and use it once. Raises `AdapterFailed`."""
         loaded = self._adapters.load(adapter)
         try:
             self._adapters.use(adapter.key)
@@ -135,31 +129,27 @@ class LlamaBackend:
     def close(self) -> None:
         self._slots.close()
         self._constraints.close()
-        if self._draft_model is not None:
-            self._draft_model.close()
+        self._draft_model.close()
         self._context.close()
         self._adapters.close()
         self._loaded.model.close()
 
     def warm_up(self) -> bool:
-        """Compute one token, so that no request pays for the first use of the weights. Return False if
-        interrupted; another call continues."""
+        """Compute a token, so that no request pays for the first use of the weights. Return False if
+        interrupted."""
         self._batch.fill([Span(slot=0, start=0, tokens=(self._any_token,), sample=True)])
         with self._abort.armed():
-            decoded = self._context.decode(self._batch)
+            is_done = self._context.decode(self._batch)
         self._context.clear()
-        if decoded is DecodeOutcome.INTERRUPTED:
-            return False
-        if self._draft_model is not None:
+        if is_done:
             self._draft_model.warm_up()
-        return True
+        return is_done
 
     def execute(self, step: Step) -> StepResult:
-        """Execute the step's verbs, compute its spans and sample. Raises `DecodeFailed` or `BadLogits`, after
-        which the backend is unusable.
+        """Execute the verbs, compute the spans and sample. Raises `DecodeFailed` or `BadLogits`, after which
+        the backend is unusable.
 
-        Non-finite logits fail only their own sequence while the model computes others. An interrupted step
-        has executed its verbs. Padding that does not fit is dropped.
+        An interrupted step has executed its verbs. Padding that does not fit is dropped.
         """
         rollback = self._rollback(step)
         with self._abort.armed(is_armed=rollback is not None):
@@ -169,8 +159,7 @@ class LlamaBackend:
                 return self._with_encoding(step, StepResult(verbs_ms=verbs_ms))
             self._adapters.use(step.adapter)
             self._reading_ms = 0.0
-            if self._draft_model is not None:
-                self._draft_model.listen(reads_along=step.reads_along)
+            self._draft_model.listen(reads_along=step.reads_along)
             drafts, drafting_ms = self._draft(step.spans)
             spans = [self._with_draft(span, drafts) for span in step.spans]
             if self.info.takes_media:
@@ -206,7 +195,7 @@ class LlamaBackend:
         return msgspec.structs.replace(result, encoded=is_done, encoding_ms=encoding_ms, faults=faults)
 
     def _rollback(self, step: Step) -> dict[int, int] | None:
-        """Slot that keeps each slot's state, or None if the step must not stop or no state can be kept."""
+        """Slots that keep the slots' states, or None if the step must not stop or they cannot be kept."""
         if not step.may_be_interrupted:
             return None
         if not self.info.state_bytes:
@@ -237,7 +226,7 @@ class LlamaBackend:
             self._context.share(rollback[span.slot], span.slot, 0, span.start)
 
     def _computes_numbers(self) -> bool:
-        """Compute a token in the padding slot. Return True if its logits are finite or no cell is free."""
+        """Compute a token. Return True if its logits are finite or no cell is free."""
         slot, token = self._sequences.padding_slot, self._any_token
         self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
         try:
@@ -264,7 +253,6 @@ class LlamaBackend:
         ]
         if not requests:
             return {}, 0.0
-        assert self._draft_model is not None, "there is no draft model"
         began = time.perf_counter()
         self._draft_model.catch_up(requests)
         started = time.perf_counter()
@@ -302,16 +290,16 @@ class LlamaBackend:
         most = self.info.max_step_outputs
         assert layout.num_outputs <= most, f"{layout.num_outputs} outputs in a step of at most {most}"
         try:
-            decoded = self._context.decode(self._batch)
+            is_done = self._context.decode(self._batch)
         except PoolFull:
             if not padding:
                 raise
             return self._compute(spans, padding=0)
         if padding:
             self._context.free_slot(self._sequences.padding_slot)
-        if decoded is DecodeOutcome.INTERRUPTED:
+        if not is_done:
             return None
-        if self._draft_model is not None:
+        if self._draft_model.listens:
             started = time.perf_counter()
             with self._abort.held():
                 self._draft_model.note(spans)
@@ -327,7 +315,7 @@ class LlamaBackend:
         for parts in [*whole, *([others] if others else [])]:
             self._row_batch.fill(parts)
             with self._context.seeing_all() if parts[0].is_whole else contextlib.nullcontext():
-                if self._context.decode(self._row_batch) is DecodeOutcome.INTERRUPTED:
+                if not self._context.decode(self._row_batch):
                     return None
         texts = [span for span in spans if span.slot not in rows]
         computed = self._compute(texts, padding) if texts else Computed([], None, 0)
@@ -360,10 +348,9 @@ class LlamaBackend:
     def _apart(self, spans: Sequence[Span]) -> list[list[Span]]:
         """Group spans so that each state can be restored after an interruption.
 
-        When sequences compute together, llama.cpp's graph first moves states, also those of others, to put
-        theirs side by side. An aborted graph may leave any of them half moved, so only graphs of one sequence
-        are aborted. That costs nothing, because llama.cpp makes two passes over the weights for single tokens
-        of some sequences and the rest of another anyway.
+        llama.cpp first moves states to put those that compute together side by side. An aborted graph may
+        leave any of them half moved, so only graphs of one sequence are aborted. That costs nothing, because
+        steps of unequal lengths pass over the weights twice anyway.
         """
         least = 1 if self._loaded.model.is_computed_apart else 2
         single = [span for span in spans if span.num_tokens < least]
@@ -373,9 +360,8 @@ class LlamaBackend:
     def _drafts_last(self, spans: Sequence[Span]) -> list[list[Span]]:
         """Group spans so that each state can roll back to before its draft.
 
-        llama.cpp keeps snapshots beside a state, and leaves them behind when it moves the state for other
-        sequences that compute together. So sequences with drafts come last, together if llama.cpp computes
-        them in one pass, else alone, because a lone sequence moves nothing.
+        llama.cpp leaves snapshots behind when it moves a state for other sequences. So those with drafts come
+        last, together if llama.cpp computes them in one pass, else alone.
         """
         drafting = [span for span in spans if span.draft]
         if not self.info.state_bytes or not drafting:
@@ -423,7 +409,7 @@ class LlamaBackend:
                 span.slot: Drafted(
                     len(span.draft),
                     sampled[span.slot].num_accepted,
-                    0 if self._draft_model is None else self._draft_model.num_known(span.slot),
+                    self._draft_model.num_known(span.slot),
                     drafts.get(span.slot, _NO_DRAFT).num_tried,
                 )
                 for plan, span in zip(planned, spans, strict=True)
@@ -436,14 +422,12 @@ class LlamaBackend:
         )
 
     def _sample(self, span: Span, logits: Logits) -> SampledSpan:
-        """An error ends only its own request."""
         opened = self._slots[span.slot]
         sampled = opened.sample_along(span.draft, logits)
         if sampled.num_accepted < len(span.draft):
             end = span.start + len(span.tokens) + sampled.num_accepted
             self._context.trim(span.slot, end)
-            if self._draft_model is not None:
-                self._draft_model.trim(span.slot, end)
+            self._draft_model.trim(span.slot, end)
         opened.is_behind = sampled.num_accepted < len(span.draft)
         if sampled.error is not None and opened.verb.constraint is not None:
             self._constraints.give_up(opened.verb.constraint)
@@ -459,19 +443,18 @@ class _Native(NamedTuple):
 
 @dataclass(eq=False)
 class NativeAdapters:
-    """Owns the adapters of one model, and sets one of them on its context, both of which must live until
-    `close`. Not thread-safe except for `check`."""
+    """Owns the adapters of one model, which must outlive this. Not thread-safe except for `check`."""
 
     model: Model
     context: Context
-    draft_model: DraftModel | None
+    draft_model: DraftModel
     _loaded: dict[str, _Native] = field(default_factory=dict)
     _checked: dict[str, tuple[AdapterFile, tuple[int, int, int]]] = field(default_factory=dict)
     _in_use: str | None = None
 
     def check(self, adapter: Adapter) -> None:
-        """Validate the file, because llama.cpp ends the process for some that it should reject. Any thread
-        may call this. Raises `AdapterFailed`."""
+        """Validate the file, because llama.cpp crashes with some. Any thread may call this. Raises
+        `AdapterFailed`."""
         path = Path(adapter.path)
         state = _file_state(path)
         if file_digest(path) != adapter.digest:
@@ -482,7 +465,12 @@ class NativeAdapters:
         """Load a checked adapter. Raises `AdapterFailed`; then nothing of it stays loaded."""
         assert adapter.key not in self._loaded, f"{adapter.key} is loaded already"
         file, state = self._checked.pop(adapter.key)
-        native = _Native(self._open(file.path), adapter.scale)
+        log = native_log().cleared()
+        handle = llama_cpp.llama_adapter_lora_init(self.model.handle, os.fsencode(file.path))
+        address = ctypes.cast(handle, ctypes.c_void_p).value
+        if address is None:
+            raise AdapterFailed(f"Cannot load {file.path}: {log.cause() or 'llama.cpp gave no reason'}.")
+        native = _Native(address, adapter.scale)
         if _file_state(file.path) != state:
             _free(native)
             raise AdapterFailed(f"{file.path} has changed while it was loaded.")
@@ -492,14 +480,12 @@ class NativeAdapters:
         )
 
     def use(self, key: str | None) -> None:
-        """Compute with this adapter, or none, from the next decode on. A change costs some milliseconds,
-        because llama.cpp plans its next graph again."""
+        """Compute with this adapter, or none, from the next decode on. A change costs some milliseconds."""
         if key == self._in_use:
             return
         address, scale = (None, 1.0) if key is None else self._loaded[key]
         self.context.set_adapter(address, scale)
-        if self.draft_model is not None:
-            self.draft_model.set_adapter(address, scale)
+        self.draft_model.set_adapter(address, scale)
         self._in_use = key
 
     def unload(self, key: str) -> None:
@@ -511,21 +497,12 @@ class NativeAdapters:
         while self._loaded:
             _free(self._loaded.popitem()[1])
 
-    def _open(self, path: Path) -> int:
-        log = native_log().cleared()
-        handle = llama_cpp.llama_adapter_lora_init(self.model.handle, os.fsencode(path))
-        address = ctypes.cast(handle, ctypes.c_void_p).value
-        if address is None:
-            raise AdapterFailed(f"Cannot load {path}: {log.cause() or 'llama.cpp gave no reason'}.")
-        return address
-
 
 def _free(native: _Native) -> None:
     llama_cpp.llama_adapter_lora_free(ctypes.cast(native.address, ctypes.POINTER(ctypes.c_void_p)))
 
 
 def _file_state(path: Path) -> tuple[int, int, int]:
-    """Inode, size and time of modification."""
     try:
         facts = path.stat()
     except OSError as error:

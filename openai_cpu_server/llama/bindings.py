@@ -1,9 +1,5 @@
-"""llama-cpp-python's ctypes bindings without running the package's `__init__`.
-
-The latter also imports an unused model class, and with it numpy, jinja2 and more. That takes 0.16 s of CPU
-time in a process that needs none of them, and 0.06 s in one that needs numpy (`python -c`, best of 5). A
-later import of the whole package still works.
-"""
+"""llama-cpp-python's ctypes bindings without the package's `__init__`, which also imports numpy, jinja2 and
+more: 0.16 s of CPU time (`python -c`, best of 5). A later import of the package still works."""
 
 from __future__ import annotations
 
@@ -52,10 +48,8 @@ def _further(module: str, problem: str) -> Any:
 
 
 def mtmd_library() -> Any:
-    """Return the bindings of libmtmd, loaded only for projectors. Raises StartupError."""
     return _further("mtmd_cpp", "llama-cpp-python has no libmtmd, which takes pictures and sounds")
 
 
 def head_library() -> Any:
-    """Return the bindings of functions for prediction heads, outside the stable API. Raises StartupError."""
     return _further("llama_cpp_ext", "this llama-cpp-python has no functions for prediction heads")

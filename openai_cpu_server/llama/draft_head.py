@@ -1,4 +1,4 @@
-"""Drafts by a model's prediction head, which reads the hidden rows of what the model computes."""
+"""Drafts by a model's prediction head, from the hidden rows of what the model computes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from openai_cpu_server.contract.step import Span
 from openai_cpu_server.llama.cells.context import (
     Context,
     DecodeFailed,
-    DecodeOutcome,
     HeadBatch,
     HeadToken,
     HiddenRow,
@@ -41,7 +40,7 @@ _MOST_FORCED = 4
 
 @dataclass(eq=False)
 class _Track:
-    """Computed tokens of a slot that a head has not read, each with the model's hidden row before it."""
+    """Computed tokens that a head has not read, each with the model's hidden row before it."""
 
     start: int
     tokens: list[int] = field(default_factory=list)
@@ -53,7 +52,7 @@ class _Track:
         return self.start + len(self.tokens)
 
     def add(self, tokens: Sequence[int], rows: HiddenRow, most: int | None) -> None:
-        """Add tokens with their rows. `most`: number of the last tokens to keep, or None for all."""
+        """`most`: number of the last tokens to keep, or None for all."""
         skipped = 0 if most is None else max(0, len(tokens) - most)
         if skipped:
             self.start, self.tokens, self.rows = self.end + skipped, [], [rows[skipped - 1].copy()]
@@ -82,7 +81,7 @@ class _Track:
 
 
 class _Chain:
-    """A draft that grows: tokens behind the last computed one, each with the hidden row before it."""
+    """Growing draft: tokens behind the last computed one, each with the hidden row before it."""
 
     def __init__(self, request: DraftRequest, row: HiddenRow) -> None:
         first, *forced = request.tokens[-request.num_new :]
@@ -116,7 +115,7 @@ class _HeadCells:
         return self._batch.capacity
 
     def unread(self, slot: int, track: _Track, end: int) -> list[HeadToken]:
-        """Return the tokens before a position that the head has to read, and make the slot ready for them."""
+        """Return the tokens before a position that the head has to read, and prepare the slot for them."""
         if not self.keeps_cells:
             return []
         if self._ends.get(slot, end) > end:
@@ -139,12 +138,11 @@ class _HeadCells:
                 self.hold(part)
 
     def hold(self, tokens: Sequence[HeadToken]) -> None:
-        """Count tokens that were decoded as the slots' own."""
         if self.keeps_cells:
             self._ends.update({token.slot: token.position + 1 for token in tokens})
 
     def outputs(self, tokens: Sequence[HeadToken]) -> tuple[Logits, Logits] | None:
-        """Decode, and return logits and hidden rows of the wanted tokens, or None if interrupted."""
+        """Return logits and hidden rows of the wanted tokens, or None if interrupted."""
         if not self._decode(tokens):
             return None
         wanted = [index for index, token in enumerate(tokens) if token.wanted]
@@ -154,7 +152,7 @@ class _HeadCells:
     def _decode(self, tokens: Sequence[HeadToken]) -> bool:
         self._batch.fill(tokens)
         try:
-            if self.context.decode(self._batch) is DecodeOutcome.DONE:
+            if self.context.decode(self._batch):
                 return True
         except DecodeFailed as error:  # the model itself goes on without a draft
             logger.warning("The prediction head cannot draft now: %s", error)
@@ -165,7 +163,6 @@ class _HeadCells:
         return False
 
     def take_back(self, slots: Iterable[int]) -> None:
-        """Remove tokens that the slots do not hold."""
         for slot in slots if self.keeps_cells else ():
             self.context.trim(slot, self._ends.get(slot, 0))
 
@@ -185,11 +182,10 @@ class _HeadCells:
 
 
 class DraftHead(DraftModel):
-    """Owns the head's contexts, and its model if that has a file of its own.
+    """Owns the head's contexts, and its model if that has its own file.
 
-    Prompts are read as soon as the model has computed them, and single tokens with the next draft. An idle
-    head reads nothing before its next draft. Each head of a chain has cells of its own, because heads compute
-    the same positions one after the other.
+    Prompts are read as soon as the model has computed them, single tokens with the next draft, and nothing
+    while idle. Each head of a chain has its own cells, because all compute the same positions.
     """
 
     def __init__(
@@ -214,22 +210,19 @@ class DraftHead(DraftModel):
             _HeadCells(context, width, is_cut=head.is_cut, keeps_cells=keeps_cells) for context in contexts
         ]
         self._tracks: dict[int, _Track] = {}
-        self._listens = False
         self._num_idle_steps = 0
         self.listen(reads_along=True)
 
     def listen(self, *, reads_along: bool) -> None:
-        if reads_along == self._listens:
+        if reads_along == self.listens:
             return
-        self._listens = reads_along
+        self.listens = reads_along
         # Without them the last layer computes only the rows of outputs.
         self._target.give_hidden_rows(of_outputs=not reads_along, is_on=reads_along)
         if not reads_along:
             self._tracks.clear()
 
     def note(self, spans: Sequence[Span]) -> None:
-        if not self._listens:
-            return
         self._num_idle_steps += any(span.sample and len(span.tokens) <= 1 + _MOST_FORCED for span in spans)
         is_idle = self._num_idle_steps > _IDLE_STEPS
         rows = self._target.hidden_rows(sum(span.num_tokens for span in spans))
@@ -256,7 +249,6 @@ class DraftHead(DraftModel):
         self._read(ends)
 
     def _read(self, ends: Mapping[int, int]) -> None:
-        """Read the slots' tokens before these positions."""
         for head in self._heads if ends else ():
             head.read([t for slot, end in ends.items() for t in head.unread(slot, self._tracks[slot], end)])
         for slot, end in ends.items():
@@ -323,7 +315,7 @@ class DraftHead(DraftModel):
         return _Chain(request, row)
 
     def _grow(self, chains: Sequence[_Chain], depth: int) -> list[_Chain]:
-        """Add a token to each chain, and return the chains that go on."""
+        """Add a token to each chain; return those that continue."""
         is_chain = self._kind is HeadKind.CHAINED
         head = self._heads[depth if is_chain else 0]
         batch: list[HeadToken] = []
@@ -356,7 +348,6 @@ class DraftHead(DraftModel):
         ]
 
     def _extend(self, chain: _Chain, logits: HiddenRow, row: HiddenRow) -> bool:
-        """Return True if the chain goes on."""
         if chain.forced:
             chain.add(chain.forced.popleft(), row.copy())
             return True

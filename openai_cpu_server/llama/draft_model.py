@@ -1,16 +1,16 @@
-"""Sources of drafts in the backend, and one of them: a small model with the same tokens."""
+"""Sources of drafts, and one of them: a small model."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from openai_cpu_server.contract.step import Span, num_right
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.cells.context import Context, DecodeOutcome, Logits, PoolFull, TokenBatch
+from openai_cpu_server.llama.cells.context import Context, Logits, PoolFull, TokenBatch
 from openai_cpu_server.llama.grammar.constraints import MaskedDraft
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -24,8 +24,6 @@ _FREE_SHARE = 16
 
 
 class DraftRequest(NamedTuple):
-    """Request for a draft behind the slot's tokens, the last of which are not computed yet."""
-
     slot: int
     tokens: Sequence[int]
     num_tokens: int
@@ -46,14 +44,18 @@ class ModelDraft(NamedTuple):
     """One more than `tokens` has if the draft ended at an unsure one."""
 
 
-class DraftModel(Protocol):
-    """Source of drafts. Its memory of a slot may have holes, which make drafts worse and change no output.
+class DraftModel:
+    """Source of drafts; this one makes none. Holes in its memory make drafts worse and change no output.
 
     `catch_up`, `note`, `trim`, `share` and `set_adapter` are for sources that read the model's hidden rows.
     """
 
+    listens = False
+    """True while it reads along with the model."""
+
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
-        """Return greedy drafts by slot, without slots that cannot have one yet."""
+        """Return drafts by slot, without slots that cannot have one yet."""
+        return {}
 
     def forget(self, slot: int) -> None: ...
 
@@ -62,39 +64,30 @@ class DraftModel(Protocol):
     def close(self) -> None: ...
 
     def num_known(self, slot: int) -> int:
-        """Tokens of the slot that were read for drafting only."""
         return 0
 
-    def listen(self, *, reads_along: bool) -> None:
-        """Begin or end to read along with the model."""
-        return
+    def listen(self, *, reads_along: bool) -> None: ...
 
     def catch_up(self, requests: Sequence[DraftRequest]) -> None:
-        """Read what drafts need, as much as a step may take. Slots with more unread get no draft yet."""
-        return
+        """Read what drafts need. Slots with more unread than a step may take get no draft yet."""
 
     def note(self, spans: Sequence[Span]) -> None:
-        """Take the hidden rows of these spans, which the model has just computed. Starts are positions."""
-        return
+        """Take the hidden rows of spans that the model has just computed, if it listens. Starts are
+        positions."""
 
     def trim(self, slot: int, end: int) -> None:
-        """Drop the rows from this position on, because the model keeps only the tokens before it."""
-        return
+        """Drop the rows from this position on."""
 
     def share(self, source: int, slot: int, end: int) -> None:
-        """Let an empty slot also hold what is before this position of the source."""
-        return
+        """Let an empty slot hold the source's tokens before this position."""
 
-    def set_adapter(self, address: int | None, scale: float) -> None:
-        """Compute with the model's adapter, as in `Context`."""
-        return
+    def set_adapter(self, address: int | None, scale: float) -> None: ...
 
 
 class SmallModel(DraftModel):
     """Owns the small model and its pool, with one slot for each slot of the large model.
 
-    Each draft compares the slot's tokens with those already computed, so the large model need not report
-    anything. Slots share no cells, so not all may fit: a prompt is begun only if it can be read to the end.
+    Slots share no cells, so not all may fit: a prompt is begun only if it can be read to the end.
     """
 
     def __init__(self, model: Model, vocabulary: Vocabulary, context: Context, *, num_common: int) -> None:
@@ -103,7 +96,6 @@ class SmallModel(DraftModel):
         self._num_common = num_common
         self._first_token = vocabulary.bos or 0
         self._ends = vocabulary.end_tokens.union(range(num_common, vocabulary.vocab_size))
-        """Tokens that end a draft."""
         self._context = context
         self._batch = TokenBatch(context.batch_tokens, context.sequences)
         self._held: dict[int, list[int]] = {}
@@ -180,13 +172,13 @@ class SmallModel(DraftModel):
         return common
 
     def _compute(self, spans: Sequence[Span]) -> dict[int, int | None]:
-        """Return {} if interrupted, and None for an unsure token."""
+        """Return {} if interrupted, None for an unsure token."""
         layout = self._batch.fill(spans)
         try:
-            decoded = self._context.decode(self._batch)
+            is_done = self._context.decode(self._batch)
         except PoolFull:  # cells that are free only after a trim of other slots
-            decoded = DecodeOutcome.INTERRUPTED
-        if decoded is DecodeOutcome.INTERRUPTED:
+            is_done = False
+        if not is_done:
             for span in spans:
                 self._context.trim(span.slot, span.start)
             return {}
@@ -202,7 +194,7 @@ class SmallModel(DraftModel):
 
 
 def sure_token(logits: Logits, end_tokens: Collection[int]) -> int | None:
-    """Return the most probable token, or None if it ends the output or is not probable enough."""
+    """Return the best token, or None if it ends the output or is not probable enough."""
     best = int(logits.argmax())
     if best in end_tokens or not np.isfinite(logits[best]):
         return None

@@ -11,19 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from openai_cpu_server.contract.embedding import EmbedResult
-from openai_cpu_server.contract.media import MeasuredMedia, MediaSize, not_taken
+from openai_cpu_server.contract.media import not_taken
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import EmbeddingFailed
 from openai_cpu_server.llama.bindings import llama_cpp
-from openai_cpu_server.llama.cells.context import (
-    AbortSwitch,
-    DecodeOutcome,
-    OwnedContext,
-    TokenBatch,
-    common_params,
-)
+from openai_cpu_server.llama.cells.context import AbortSwitch, OwnedContext, TokenBatch, common_params
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, pooling_type, total_bytes
 from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.loading import WeightsPlan, switch_kernels
@@ -38,11 +32,8 @@ INPUTS_MAX = SLOTS_MAX
 
 
 class PoolingContext(OwnedContext):
-    """Computes inputs together as isolated sequences.
-
-    An encoder keeps no memory of tokens, and needs the inputs of a step at once. A causal model has cells for
-    one step.
-    """
+    """Computes inputs together as isolated sequences. An encoder keeps no cells and needs all inputs of a
+    step at once; a causal model has cells for one step."""
 
     def __init__(
         self,
@@ -54,7 +45,6 @@ class PoolingContext(OwnedContext):
         flash_attention: bool,
         cells_beside_layers: bool = False,
     ) -> None:
-        """`step_tokens`: most tokens of one step. Raises `StartupError`."""
         params = common_params(flash_attention=flash_attention)
         params.n_ctx = params.n_batch = params.n_ubatch = step_tokens
         params.n_seq_max = INPUTS_MAX
@@ -77,29 +67,24 @@ class PoolingContext(OwnedContext):
     def step_tokens(self) -> int:
         return self._batch.capacity
 
-    def compute(self, inputs: Sequence[tuple[int, ...]]) -> DecodeOutcome:
-        """Compute the rows of these inputs. Raises `EmbeddingFailed`; the context stays usable."""
+    def compute(self, inputs: Sequence[tuple[int, ...]]) -> bool:
+        """Return False if interrupted. Raises `EmbeddingFailed`; the context stays usable."""
         assert 0 < len(inputs) <= INPUTS_MAX
         # An output for every token: pooling reads them all.
         spans = [Span(slot, 0, tokens, sample=False, targets=tokens) for slot, tokens in enumerate(inputs)]
         self._batch.fill(spans)
         log = native_log().cleared()
-        with self._computing():
-            if self._memory is None:
-                code = int(llama_cpp.llama_encode(self.handle, self._batch.native))
-            else:
-                try:
-                    code = int(llama_cpp.llama_decode(self.handle, self._batch.native))
-                finally:
-                    llama_cpp.llama_memory_clear(self._memory, False)
-        if code == 0:
-            return DecodeOutcome.DONE
-        if code == 2:
-            return DecodeOutcome.INTERRUPTED
+        if self._memory is None:
+            code = self._run(llama_cpp.llama_encode, self._batch)
+        else:
+            code = self._run(llama_cpp.llama_decode, self._batch)
+            llama_cpp.llama_memory_clear(self._memory, False)
+        if code in (0, 2):
+            return code == 0
         raise EmbeddingFailed(f"llama.cpp returned {code}: {log.cause() or 'no reason given'}.")
 
     def rows(self, count: int) -> bytes:
-        """Rows of the first `count` inputs: float32, `row_size` each."""
+        """Rows of the first inputs: float32, `row_size` each."""
         size = self.row_size * ctypes.sizeof(ctypes.c_float)
         return b"".join(
             ctypes.string_at(llama_cpp.llama_get_embeddings_seq(self.handle, slot), size)
@@ -115,12 +100,12 @@ class LlamaEmbedder:
     context: PoolingContext
     abort: AbortSwitch
     info: ModelInfo
+    measure = staticmethod(not_taken)
 
     @classmethod
     def load_cold(
         cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
     ) -> LlamaEmbedder:
-        """Load a model. Raises `StartupError` with one line; then nothing stays loaded."""
         machine = machine or Machine()
         header = GgufHeader(Path(options.model_path))
         with ExitStack() as undo:
@@ -177,17 +162,17 @@ class LlamaEmbedder:
         return cls(model, context, abort, info)
 
     def warm_up(self) -> bool:
-        """Compute a step of the largest size, so that all memory is resident. Return False if interrupted."""
+        """Make all memory resident. Return False if interrupted."""
         token, count = min(1, self.info.vocab_size - 1), self.info.max_input_tokens
         with self.abort.armed():
-            return self.context.compute([(token,) * count]) is not DecodeOutcome.INTERRUPTED
+            return self.context.compute([(token,) * count])
 
     def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
-        """Return the rows of these inputs. Raises `EmbeddingFailed`; the embedder stays usable."""
+        """Return rows. Raises `EmbeddingFailed`; the embedder stays usable."""
         most = self.info.max_step_tokens
         assert sum(map(len, inputs)) <= most, f"more than {most} tokens in a step"
         with self.abort.armed():
-            if self.context.compute(inputs) is DecodeOutcome.INTERRUPTED:
+            if not self.context.compute(inputs):
                 return EmbedResult(interrupted=True)
         rows = self.context.rows(len(inputs))
         if not np.isfinite(np.frombuffer(rows, np.float32)).all():
@@ -200,9 +185,6 @@ class LlamaEmbedder:
 
     def interrupt(self) -> None:
         self.abort.press()
-
-    def measure(self, size: MediaSize) -> MeasuredMedia:
-        return not_taken(size)
 
     def close(self) -> None:
         self.context.close()

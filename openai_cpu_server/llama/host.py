@@ -1,4 +1,4 @@
-"""Memory, cores and compute threads of this process, and the load by others. Loads no llama.cpp."""
+"""Memory, cores and compute threads of this process. Loads no llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ _MOST_LOOKS = 16
 
 
 class ComputeThreads:
-    """Number of compute threads, their cores, and the time that they have waited for these.
+    """Number of compute threads, their cores, and the time that they have waited for these. One object serves
+    all contexts of a thread, because these share llama.cpp's threads.
 
-    The threads meet after each of some hundred operations of a step. If there are as many as cores, each is
-    bound to one, because Linux may put two of them on one core for seconds (measured: steps of 10 ms took
-    630). Fewer threads are left to the kernel, which finds free cores.
-
-    One object serves all contexts of a thread, because these share llama.cpp's threads.
+    If there are as many threads as cores, each is bound to one, because they meet after each operation and
+    Linux may put two on one core for seconds (measured: steps of 10 ms took 630). Fewer threads are left to
+    the kernel.
     """
 
     def __init__(self, most: int, *, may_bind: bool = True, machine: Machine | None = None) -> None:
@@ -55,8 +54,8 @@ class ComputeThreads:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Wrap each computation. The caller is bound only inside, so that threads which it starts
-        elsewhere do not inherit that."""
+        """Wrap each computation. The caller is bound only inside, so that its own threads do not inherit
+        that."""
         if not self._is_settled:
             yield from self._first()
         elif self._own is None:
@@ -69,8 +68,8 @@ class ComputeThreads:
                 _bind(0, self._cpus)
 
     def waits_s(self) -> dict[int, float]:
-        """Seconds that each thread has been ready without a core; {} if unknown. Without per-thread values
-        the control group's (PSI) count as the caller's."""
+        """Seconds that each thread has been ready without a core; {} if unknown. Else the control group's
+        (PSI) count as the caller's."""
         now = ((thread, _schedstat(thread)) for thread in self._waited_ns)
         waits_s = {thread: (ns[1] - self._waited_ns[thread]) / 1e9 for thread, ns in now if ns is not None}
         if not waits_s and (pressure_s := self._machine.cpu_pressure_s()) is not None:
@@ -78,11 +77,10 @@ class ComputeThreads:
         return waits_s
 
     def throttled_s(self) -> float:
-        """Seconds that all threads have been stopped by an exhausted CPU quota."""
+        """Seconds that an exhausted CPU quota has stopped all threads."""
         return sum(map(_throttled_s, self._quota_files)) / self.most
 
     def idle_s(self) -> float:
-        """Idle seconds of all usable CPUs."""
         names = {f"cpu{cpu}" for cpu in self._cpus}
         ticks = (line.split() for line in _lines(Path("/proc/stat")) if line.startswith("cpu"))
         idle = sum(int(fields[4]) + int(fields[5]) for fields in ticks if fields[0] in names)
@@ -137,12 +135,12 @@ CPUS = Path("/sys/devices/system/cpu")
 
 
 def usable_cpus() -> Collection[int]:
-    """Return the usable hardware threads, or () if threads cannot be bound."""
+    """Return the usable hardware threads, () if threads cannot be bound."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else ()
 
 
 def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
-    """Return the cores of these CPUs as lists of hyper-threads. A CPU without topology is a core."""
+    """Return the cores of these CPUs as lists of hyper-threads."""
     cores: dict[object, list[int]] = {}
     for cpu in sorted(cpus):
         folder = topology / f"cpu{cpu}" / "topology"
@@ -152,7 +150,7 @@ def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
 
 
 def _native_threads() -> dict[int, int]:
-    """Threads that Python did not start, and the nanoseconds that each has run."""
+    """Nanoseconds that each thread which Python did not start has run."""
     ours = {thread.native_id for thread in threading.enumerate()}
     native = [thread.id for thread in psutil.Process().threads() if thread.id not in ours]
     return {thread: (_schedstat(thread) or (0, 0))[0] for thread in native}
@@ -184,7 +182,6 @@ def numa_nodes(folder: Path = NODES) -> dict[int, int]:
 
 
 def usable_nodes(folder: Path = NODES) -> dict[int, list[int]]:
-    """Return the usable CPUs of each NUMA node that has some."""
     nodes: dict[int, list[int]] = {}
     places = numa_nodes(folder)
     for cpu in sorted(usable_cpus()):
@@ -209,7 +206,6 @@ class Machine:
     process: Path = Path("/proc/self")
     topology: Path = CPUS
     usable: Callable[[], Collection[int]] = usable_cpus
-    """Returns the CPUs that the process may run on."""
     pressure: Path = Path("/proc/pressure/cpu")
 
     def free_memory(self) -> int:
@@ -246,11 +242,10 @@ class Machine:
         return sum(map(_throttled_s, self.quota_files()))
 
     def quota_files(self) -> list[Path]:
-        """Files with the throttled time, for frequent readers."""
         return [file for group in self._groups("cpu") if (file := group / "cpu.stat").exists()]
 
     def cpu_pressure_s(self) -> float | None:
-        """Seconds that tasks of the control group, else the machine, waited for cores (PSI), or None."""
+        """Seconds that tasks of the control group, else the machine, waited for cores (PSI)."""
         groups = [group / "cpu.pressure" for group in self._groups("cpu")[:1]]
         for file in (*groups, self.pressure):
             for line in _lines(file):
@@ -284,7 +279,7 @@ class Machine:
         return groups
 
     def _mounted(self, together: list[str], controller: str) -> Path:
-        """cgroup v1 mounts controllers together in a folder with their names in any order, or one by one."""
+        """cgroup v1 mounts controllers together in a folder with their names in any order, or alone."""
         if together == [""]:
             return self.cgroups
         wanted = sorted(together)
@@ -326,13 +321,12 @@ NOISY = 0.15
 
 
 class OtherProcesses:
-    """Measures other processes' share of all cores since the last call."""
+    """Other processes' share of all cores since the last call."""
 
     def __init__(self) -> None:
         self._before = _cpu_seconds()
 
     def share(self) -> float:
-        """Share from 0 to 1."""
         (total, busy, own), (total_before, busy_before, own_before) = (now := _cpu_seconds()), self._before
         self._before = now
         others = (busy - busy_before) - (own - own_before)

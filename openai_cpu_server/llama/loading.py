@@ -53,8 +53,6 @@ def switch_kernels(mode: str, pause: Callable[[], None] = lambda: None) -> Kerne
 
 
 class WeightsPlan(NamedTuple):
-    """Layout of a model's weights, and the devices that they go to."""
-
     header: GgufHeader
     layout: WeightLayout
     places: Places
@@ -92,8 +90,7 @@ class LoadedParts(NamedTuple):
     info: ModelInfo
     sequences: kv_size.SequencePlan
     fingerprint: str
-    """Digest of everything that saved cells depend on."""
-    draft_model: DraftModel | None
+    draft_model: DraftModel
     row_store: RowStore | None
 
 
@@ -115,14 +112,14 @@ def _require_usable(options: EngineOptions) -> None:
     for name, threads in (("threads", options.threads), ("threads-batch", options.threads_batch)):
         if threads is not None and threads < 1:
             raise StartupError(f"--{name} must be at least 1, not {threads}.")
-    if not options.flash_attention and kv_type.is_quantised:
+    if not options.flash_attention and kv_type.value.is_quantised:
         raise StartupError(f"KV type {options.kv_type} needs flash attention.")
     if options.prefill_tokens < 1:
         raise StartupError("A step must be allowed at least 1 token.")
 
 
 class _Loader:
-    """Loads a model with its draft model and its projector, each of which `undo` closes."""
+    """Loads a model with its draft model and its projector; `undo` closes each."""
 
     def __init__(
         self, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine, undo: ExitStack
@@ -269,8 +266,8 @@ class _Loader:
     def _probe_state(self, model: Model) -> tuple[int, bool]:
         """Bytes of a saved state, and True if llama.cpp can keep snapshots for this architecture.
 
-        llama.cpp reports the bytes only for a sequence with a state. So a step is begun in a separate context
-        and aborted at once. At a position other than the first, llama.cpp keeps the state that it has begun.
+        llama.cpp reports the bytes only for a sequence with a state, so a step is begun and aborted at once.
+        At a position other than the first, it keeps the state that it has begun.
         """
         options = ContextOptions(
             kv_cells=kv_size.CELLS_GRANULARITY,
@@ -351,7 +348,7 @@ class _Loader:
 
     def _load_drafts(
         self, plan: _LoadPlan, model: Model, vocabulary: Vocabulary, context: Context, info: ModelInfo
-    ) -> tuple[DraftModel | None, ModelInfo]:
+    ) -> tuple[DraftModel, ModelInfo]:
         """Return the source of drafts, and the model's facts with its own."""
         drafts = plan.draft or plan.weights
         if drafts.head is not None:
@@ -363,13 +360,13 @@ class _Loader:
                 if self._options.head != "auto":
                     raise
                 logger.warning("no head drafts: %s", error)
-                return None, info
+                return DraftModel(), info
             cost = relative_cost(drafts.head, model.header)
             return draft_model, msgspec.structs.replace(
                 info, draft_cost=cost, draft_head=drafts.head.kind.value, draft_most=drafts.head.most_tokens
             )
         if plan.draft is None:
-            return None, info
+            return DraftModel(), info
         small, small_model = self._load_small_model(plan.draft, vocabulary, context)
         cost = small.num_parameters / max(1, info.num_parameters)
         placement = plan.draft.places.placement

@@ -1,8 +1,7 @@
-"""Encoder of pictures and sounds: llama.cpp's libmtmd, which makes embeddings for the model.
+"""Encoder of pictures and sounds: llama.cpp's libmtmd.
 
-A picture takes seconds. The encoder computes in its own thread while the engine's thread waits, so that they
-share the cores by turns. One operation may take longer than a turn (attention over 4,096 patches a second).
-Its rest runs with the lowest priority of Linux beside the steps.
+It computes in its own thread while the engine's thread waits, so that they share the cores by turns. An
+operation that takes longer than a turn ends with the lowest priority of Linux beside the steps.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ much."""
 _MOST_SOUND_ROWS = 4096
 """Some encoders attend to all of a sound at once."""
 _PAUSE_S = 0.01
-"""Target interval of pauses."""
 
 
 class EncodingFailed(ServerError): ...
@@ -65,8 +63,7 @@ RowsKey = tuple[str, int]
 
 
 class _Encoding:
-    """Encoding of one part in a thread that computes by turns. Between turns it only completes the operation
-    it has begun."""
+    """Encoding of one part in a thread that computes by turns."""
 
     def __init__(self, projector: Projector, item: MediaItem, part: int) -> None:
         self.key = item.digest, part
@@ -86,7 +83,7 @@ class _Encoding:
     # -- the engine's thread -----------------------------------------------------------------------------
 
     def go_on(self, seconds: float) -> bool:
-        """Give the encoder a turn, and return True if it is done."""
+        """Give the encoder a turn; return True if it is done."""
         self._until_s = time.perf_counter() + seconds
         if self._waits.is_set() and not self.is_done:
             self._waits.clear()
@@ -139,7 +136,7 @@ class Projector(NativeObject):
     """Owns an `mtmd_context`. One thread at a time may encode; any may measure."""
 
     def __init__(self, path: Path, model: Model, *, threads: int, flash_attention: bool) -> None:
-        """`model` must outlive the projector. Raises `StartupError`."""
+        """`model` must outlive the projector."""
         self._mtmd = mtmd = mtmd_library()
         log = native_log().cleared()
         log.listen_to(mtmd.mtmd_log_set)
@@ -181,7 +178,7 @@ class Projector(NativeObject):
         super().close()
 
     def measure(self, size: MediaSize) -> MeasuredMedia:
-        """Return the rows and tokens that an item of this size takes in a prompt."""
+        """Return the rows and tokens of an item of this size."""
         try:
             self._require(size)
             with _Chunks(self._mtmd, self.handle, size, None) as chunks:
@@ -210,7 +207,7 @@ class Projector(NativeObject):
 
     @property
     def most_whole_rows(self) -> int:
-        """Upper bound of the rows of one part of a picture that attend to all of it."""
+        """Upper bound of the rows of a picture's part that attend to all of it."""
         sizes = (_LARGE, PictureSize(4096, 1024), PictureSize(1024, 4096), PictureSize(512, 512))
         parts = (part for size in sizes for part in self.measure(size).shape)
         return max(
@@ -242,8 +239,8 @@ class Projector(NativeObject):
         return encoded
 
     def _may_continue(self, _tensor: object, is_asked: bool, _data: object) -> bool:
-        """llama.cpp calls this before each node, to know if it must stop after it, and then to know if it
-        may continue."""
+        """llama.cpp calls this before each node to know if it must stop after it, and then if it may
+        continue."""
         if is_asked:
             self._nodes_left -= 1
             return self._nodes_left <= 0
@@ -305,10 +302,10 @@ class Projector(NativeObject):
 
 
 class _Chunks(NativeObject):
-    """Media item as libmtmd cuts it: texts, and parts to encode."""
+    """Media item, cut into texts and parts to encode. Methods raise `EncodingFailed`."""
 
     def __init__(self, mtmd: Any, context: object, size: MediaSize, content: memoryview | None) -> None:
-        """`content`: None for a placeholder of this size. Raises `EncodingFailed`."""
+        """`content`: None for a placeholder of this size."""
         super().__init__(mtmd.mtmd_input_chunks_init(), mtmd.mtmd_input_chunks_free)
         self._mtmd = mtmd
         bitmap = _bitmap(mtmd, size, content)
@@ -330,7 +327,6 @@ class _Chunks(NativeObject):
         return bool(kind != self._mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT)
 
     def tokens(self, chunk: object) -> tuple[int, ...]:
-        """Tokens of a text chunk. Raises `EncodingFailed`."""
         count = ctypes.c_size_t()
         tokens = self._mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
         found = tuple(int(tokens[at]) for at in range(count.value))
@@ -351,7 +347,7 @@ def _bitmap(mtmd: Any, size: MediaSize, content: memoryview | None) -> Any:
 
 
 class RowStore:
-    """Cache of recently encoded rows, and the running encoding. Belongs to the engine's thread."""
+    """Cache of encoded rows, and the running encoding. Belongs to the engine's thread."""
 
     def __init__(self, projector: Projector) -> None:
         self._projector = projector
@@ -369,8 +365,8 @@ class RowStore:
         return rows
 
     def encode(self, item: MediaItem, part: int, seconds: float, *, wanted: Collection[RowsKey]) -> bool:
-        """Continue encoding for at most `seconds`, give up any other encoding, and return True when done.
-        Raises `EncodingFailed`.
+        """Continue for at most `seconds`, give up any other encoding, and return True when done. Raises
+        `EncodingFailed`.
 
         `wanted`: rows in use, which are not evicted.
         """

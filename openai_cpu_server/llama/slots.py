@@ -1,4 +1,4 @@
-"""Slots with their samplers and cells, and the saved blocks: state that a step's verbs change."""
+"""Slots with their samplers and cells, and the saved blocks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from openai_cpu_server.llama.grammar.constraints import (
 )
 from openai_cpu_server.llama.loading import LoadedParts
 from openai_cpu_server.llama.projector import RowsKey
-from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
+from openai_cpu_server.llama.sampler import Sampler, Scratch
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class SampledSpan(NamedTuple):
 
 
 class OpenSlot:
-    """Slot in use, which owns its sampler. `constrained` may still be starting."""
+    """Owns its sampler. `constrained` may still be starting."""
 
     def __init__(
         self, verb: step.Open, sampler: Sampler, constrained: Future[ConstrainedOutput] | None = None
@@ -69,8 +69,8 @@ class OpenSlot:
         self._sampler = sampler
 
     def position(self, index: int) -> int:
-        """Return the position of a token. Between rows that share one place it is the one behind all of
-        them, because their cells belong to the range before."""
+        """Return the position of a token. Between rows that share one place it is the one behind all of them,
+        because their cells belong to the range before."""
         lost = 0
         for one in self.media:
             if one.rows.has_one_place and one.start < index:
@@ -104,7 +104,7 @@ class OpenSlot:
             return 0  # it fails again, and is reported, when a token is sampled
 
     def masked_draft(self) -> MaskedDraft | None:
-        """Return masks for a draft, or None if no constraint holds for its tokens."""
+        """Return masks for a draft, or None without a constraint on it."""
         if self.constrained is None or self.slow_mask is not None:
             return None
         try:
@@ -114,12 +114,11 @@ class OpenSlot:
             return None  # it fails again, and is reported, when a token is sampled
 
     def sample_along(self, draft: Sequence[int], logits: Logits) -> SampledSpan:
-        """Sample from (1 + draft, vocabulary): after the span's last token, and after each correct draft
-        token.
+        """Sample after the span's last token, and after each correct draft token.
 
         Every token is chosen by the same draw as without a draft. So a draft token x is accepted with the
-        target's own p(x), and its replacement is distributed as p without x. That is rejection sampling, and
-        drafts do not change the output.
+        target's own p(x), and its replacement is distributed as p without x: rejection sampling, which does
+        not change the output.
         """
         samples: list[step.Sample] = []
         output: list[int] = []
@@ -135,10 +134,8 @@ class OpenSlot:
         return SampledSpan(tuple(samples), step.num_right(draft, output))
 
     def sample(self, logits: Logits) -> step.Sample:
-        """Return the next token and the forced ones behind it. Raises `ConstraintFailed`.
-
-        With log-probabilities, forced tokens come one at a time, because each has its own.
-        """
+        """Return the next token and the forced ones behind it, which come one at a time if log-probabilities
+        are wanted. Raises `ConstraintFailed`."""
         if self.constrained is None:
             token = self._sampler.choose(logits)
             self._sampler.accept(token)
@@ -154,7 +151,7 @@ class OpenSlot:
         return step.Sample(token, forced=forced)
 
     def score(self, targets: Sequence[int], logits: Logits) -> tuple[step.TokenLogprob, ...]:
-        """Score the targets with logits (targets, vocabulary). Raises `RequestFailed`."""
+        """Score the targets. Raises `RequestFailed`."""
         num_top = self.verb.top_logprobs or 0
         with contained():
             return tuple(
@@ -189,11 +186,11 @@ class OpenSlot:
 
 @dataclass(eq=False)
 class CellCopies:
-    """Saves and restores cells and states through a scratch slot, which is empty otherwise.
+    """Saves and restores cells and states through a scratch slot, which is empty otherwise. Methods raise
+    `DecodeFailed`.
 
-    llama.cpp writes a sequence's cells and state together, so the scratch slot holds only one of them. Saving
-    takes no free cells. Restoring n cells takes as many, rounded up to whole parts within the block; the
-    excess is free again at the end.
+    llama.cpp writes a sequence's cells and state together, so the scratch slot holds only one of them.
+    Restoring n cells takes as many free ones, rounded up to whole parts within the block.
     """
 
     context: Context
@@ -204,12 +201,10 @@ class CellCopies:
     """Tokens, as of `Model`."""
     scratch: int
     empty: int
-    """Slot that stays empty."""
     _sizes: dict[int, int] = field(default_factory=dict)
     """Bytes of a part, by its number of cells."""
 
     def save(self, slot: int, start: int, end: int) -> SavedCells:
-        """Save the cells of positions start .. end-1. Raises `DecodeFailed`."""
         if self.context.copies_whole:  # they are in the state
             return SavedCells(self.store.allocate(0), ())
         parts = self._parts(start, end)
@@ -223,7 +218,7 @@ class CellCopies:
         return cells
 
     def save_state(self, slot: int) -> SavedCells:
-        """Save the slot's state. Raises `DecodeFailed`.
+        """Save the slot's state.
 
         Only the slot itself knows which of its snapshots is the state. Without snapshots it may have cells of
         windows, which must not be saved with the state.
@@ -237,7 +232,6 @@ class CellCopies:
         return state
 
     def restore_state(self, state: SavedCells, slot: int) -> None:
-        """Give the slot a saved state, which must belong to its cells. Raises `DecodeFailed`."""
         if self.context.copies_whole:
             self.context.restore(slot, state.data, SlotContent.CELLS)
             return
@@ -246,8 +240,7 @@ class CellCopies:
         self.context.free_slot(self.scratch)
 
     def restore(self, cells: SavedCells, slot: int, start: int, end: int) -> None:
-        """Restore the first end-start cells of a block that begins at position `start`, behind which the
-        slot must have no state. Raises `DecodeFailed`."""
+        """Restore a block's first cells behind a slot without a state there."""
         if self.context.copies_whole:
             return
         parts, position = self._parts(start, end), self.opened[slot].position
@@ -280,8 +273,7 @@ class CellCopies:
 
     def _parts(self, start: int, end: int) -> list[tuple[int, int]]:
         """llama.cpp reads a part whole or not at all. Parts of at most a ledger block bound the temporary
-        cells of a restored prefix to those of its last block. llama.cpp also leaves out what a window, or the
-        chunk that it is, hides from the end of a part."""
+        cells of a restored prefix. It also leaves out what a window hides from the end of a part."""
         part = gcd(step.POOL_BLOCK_TOKENS, self.window)
         return [(first, min(first + part, end)) for first in range(start, end, part)]
 
@@ -312,7 +304,7 @@ class SlotTable:
         self._row_store = loaded.row_store
 
     def unready(self) -> frozenset[int]:
-        """Slots whose next mask is computed between steps, and not done."""
+        """Slots whose mask is still being computed between steps."""
         opened = self._open_slots.items()
         return frozenset(
             number for number, slot in opened if slot.slow_mask is not None and not slot.slow_mask.done()
@@ -322,11 +314,9 @@ class SlotTable:
         return self._open_slots[slot]
 
     def is_behind(self, slot: int) -> bool:
-        """False also for a slot that is not open yet."""
         return slot in self._open_slots and self._open_slots[slot].is_behind
 
     def placed(self, span: step.Span) -> step.Span:
-        """Convert the span's start from a token to a position."""
         opened = self._open_slots[span.slot]
         return replace(span, start=opened.position(span.start)) if opened.media else span
 
@@ -346,7 +336,7 @@ class SlotTable:
         )
 
     def encode(self, encode: step.Encode) -> bool:
-        """Continue an encoding, and return True if it is done. Raises `EncodingFailed`."""
+        """Return True if the encoding is done. Raises `EncodingFailed`."""
         assert self._row_store is not None, "the model takes text only"
         opened = self._open_slots[encode.slot]
         part = opened.media[encode.placeholder].part
@@ -369,8 +359,7 @@ class SlotTable:
     def save_to(
         self, path: str, blocks: Sequence[step.SavedBlock], limit: step.CacheFileLimit | None = None
     ) -> None:
-        """Write blocks up to the limit to a file, unless it has just these. Raises OSError and leaves the
-        file unchanged."""
+        """Write blocks to a file, unless it has just these. Raises OSError and leaves the file unchanged."""
         if not blocks:
             Path(path).unlink(missing_ok=True)
         elif self._on_disk == _ids(blocks) and Path(path).exists():
@@ -385,8 +374,8 @@ class SlotTable:
             logger.info("the prefix cache is kept: %d of %d blocks", num_written, len(blocks))
 
     def load_from(self, path: str) -> tuple[step.SavedBlock, ...]:
-        """Load blocks into an empty cache, under their old numbers. Damaged ones and their descendants are
-        left out; an unusable file is logged and ignored."""
+        """Load blocks into an empty cache, without damaged ones and their descendants. An unusable file is
+        logged and ignored."""
         try:
             stored, num_damaged = read_cache_file(Path(path), self._fingerprint)
         except FileNotFoundError:
@@ -457,8 +446,7 @@ class SlotTable:
         self._open_slots.pop(verb.slot).close()
         if self._row_store is not None:
             self._row_store.give_up(unless=self._wanted_rows)
-        if self._draft_model is not None:
-            self._draft_model.forget(verb.slot)
+        self._draft_model.forget(verb.slot)
 
     def _share(self, verb: step.ShareCells) -> None:
         self._require(verb.source, verb.end, exactly=False)
@@ -468,8 +456,7 @@ class SlotTable:
         end = source.position(verb.end)
         if not self._context.copies_whole or self._context.num_positions(verb.source) == end:
             self._context.share(verb.source, verb.slot, 0, end)
-            if self._draft_model is not None:
-                self._draft_model.share(verb.source, verb.slot, end)
+            self._draft_model.share(verb.source, verb.slot, end)
 
     def _restore(self, slot: int, start: int, end: int, block: int) -> None:
         if not self._info.state_bytes:  # else its positions are known only with its state

@@ -18,9 +18,8 @@ import numpy as np
 from bench.asking import Failed
 from llama_cpp._ggml import libggml
 
-from openai_cpu_server.kernels.graphs import AttentionCase, GgmlGraphs
+from openai_cpu_server.kernels.graphs import AttentionCase, Floats, GgmlGraphs, GgmlType
 from openai_cpu_server.kernels.library import Kernel
-from openai_cpu_server.kernels.tensors import Floats, GgmlType
 from regressions.kernels import best_of_both, computing_s, kernel_library
 
 _LAYERS = 4

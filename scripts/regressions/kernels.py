@@ -20,9 +20,15 @@ import numpy as np
 from bench.asking import Failed
 from llama_cpp._ggml import libggml
 
-from openai_cpu_server.kernels.graphs import PRODUCT_TYPES, GgmlGraphs, ProductCase, random_weights
+from openai_cpu_server.kernels.graphs import (
+    PRODUCT_TYPES,
+    GgmlGraphs,
+    GgmlType,
+    Packed,
+    ProductCase,
+    random_weights,
+)
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
-from openai_cpu_server.kernels.tensors import GgmlType, Packed
 
 _WEIGHT_BYTES = 100_000_000
 _LEAST_ROUNDS = 9

@@ -16,9 +16,8 @@ import numpy as np
 from bench.asking import Failed
 from llama_cpp._ggml import libggml
 
-from openai_cpu_server.kernels.graphs import TILE_TYPES, GgmlGraphs, ProductCase, random_weights
+from openai_cpu_server.kernels.graphs import TILE_TYPES, GgmlGraphs, GgmlType, ProductCase, random_weights
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path
-from openai_cpu_server.kernels.tensors import GgmlType
 from regressions.kernels import computing_s, kernel_library
 
 _TYPES = {kind.name.lower(): kind for kind in TILE_TYPES}

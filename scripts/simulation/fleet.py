@@ -19,7 +19,7 @@ from openai_cpu_server.contract.model_info import CostCurve, attended_pairs
 from openai_cpu_server.contract.replica import HeldUpdate, block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Drafted, Sample, Step, StepResult, num_right
-from openai_cpu_server.engine.building import step_options
+from openai_cpu_server.engine.generating import step_options
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetMonitor
 from openai_cpu_server.replicas.router import ReplicaChoice, ReplicaReport, ReplicaRouter, RoutedRequest
 from openai_cpu_server.scheduler.cost_model import CopyPrice, CostModel

@@ -24,7 +24,7 @@ from openai_cpu_server.contract.model_info import (
 )
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.engine.loops import LoopDetector
+from openai_cpu_server.engine.output import LoopDetector
 from openai_cpu_server.engine.parts import OutputParts
 from openai_cpu_server.engine_client.calls import EmbeddingAnswer, GenerationAnswer
 from openai_cpu_server.engine_client.live import names_of

@@ -22,8 +22,7 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.engine.building import build_core
-from openai_cpu_server.engine.generating import EngineCore
+from openai_cpu_server.engine.generating import EngineCore, build_core
 from tests.fakes import FakeBackend
 
 CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0)

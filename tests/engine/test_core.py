@@ -32,9 +32,8 @@ from openai_cpu_server.contract.offload import Device, DevicePlacement
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Step, StepResult, TracePart, TraceState
 from openai_cpu_server.engine.base import PreparedRequest, shared_ms
-from openai_cpu_server.engine.building import build_core
 from openai_cpu_server.engine.embedding import build_embed_core
-from openai_cpu_server.engine.generating import EngineCore
+from openai_cpu_server.engine.generating import EngineCore, build_core
 from openai_cpu_server.engine.process import calibrated
 from openai_cpu_server.llama.measure.calibrate import CurveKey, curves
 from tests.engine.driver import CURVE, OPTIONS, Engine

@@ -9,8 +9,8 @@ import pytest
 from openai_cpu_server.contract.messages import EngineOptions, StepDone, Submit
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.step import Step, StepResult
-from openai_cpu_server.engine.building import build_core
 from openai_cpu_server.engine.cores import CoreMonitor, CoresSeen, ThreadChoice
+from openai_cpu_server.engine.generating import build_core
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from tests.fakes import FakeBackend, FakeThreads
 from tests.scheduler.driver import request

@@ -11,7 +11,7 @@ import pytest
 
 from openai_cpu_server.contract.messages import CancelRequest, FinishReason
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
-from openai_cpu_server.engine.loops import LONGEST_PERIOD, LOOP_TOKENS, LoopDetector
+from openai_cpu_server.engine.output import LONGEST_PERIOD, LOOP_TOKENS, LoopDetector
 from tests.engine.driver import OPTIONS, Engine
 from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend
 from tests.scheduler.driver import request

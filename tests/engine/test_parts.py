@@ -228,7 +228,7 @@ def stream(pieces: list[bytes], *stop: str) -> list[ReleasedText]:
     releases = []
     for piece in pieces:
         releases.append(text.push(piece))
-        if releases[-1].stopped:
+        if releases[-1].stop is not None:
             return releases
     return [*releases, text.flush()]
 
@@ -272,7 +272,7 @@ def test_unfinished_characters_at_the_end_and_in_a_stop() -> None:
 def test_the_whole_is_the_decoded_sum_of_its_parts_up_to_a_stop(pieces: list[bytes], stop: list[str]) -> None:
     releases = stream(pieces, *stop)
     whole = b"".join(pieces)
-    if releases[-1].stopped:
+    if releases[-1].stop is not None:
         at = min(i for s in stop if (i := whole.find(s.encode())) >= 0)
         assert shown(releases) == whole[:at].decode(errors="replace")
     else:

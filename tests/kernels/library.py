@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from openai_cpu_server.kernels.build import LIBRARY
+from openai_cpu_server.kernels.graphs import Computing, Floats
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
-from openai_cpu_server.kernels.tensors import Computing, Floats
 
 ROOT = Path(__file__).parents[2]
 _VARIABLE = "KERNELS_UNDER_TEST"

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from openai_cpu_server.kernels.graphs import AttentionCase, GgmlGraphs
-from openai_cpu_server.kernels.tensors import Floats, GgmlType
+from openai_cpu_server.kernels.graphs import AttentionCase, Floats, GgmlGraphs, GgmlType
 
 Doubles = npt.NDArray[np.float64]
 

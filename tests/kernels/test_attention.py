@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from openai_cpu_server.kernels.graphs import AttentionCase, GgmlGraphs
+from openai_cpu_server.kernels.graphs import AttentionCase, Floats, GgmlGraphs, GgmlType
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
-from openai_cpu_server.kernels.tensors import Floats, GgmlType
 from tests.kernels.library import by_kernel
 from tests.kernels.pools import attention_case, error, exact_attention, random_pool, sees_to_mask
 

@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager
 import numpy as np
 import pytest
 
-from openai_cpu_server.kernels.graphs import GgmlGraphs
+from openai_cpu_server.kernels.graphs import Computing, Floats, GgmlGraphs
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
-from openai_cpu_server.kernels.tensors import Computing, Floats
 from tests.kernels.library import by_kernel
 
 _ALPHA, _LIMIT = 1.702, 7.0  # gpt-oss'

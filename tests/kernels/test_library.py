@@ -14,7 +14,10 @@ import pytest
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.kernels.build import LEVELS, BuildFailed, build_library, cpu_flags
 from openai_cpu_server.kernels.graphs import (
+    Computing,
+    Floats,
     GgmlGraphs,
+    GgmlType,
     LayoutGraphs,
     ProductCase,
     StoredWeights,
@@ -22,7 +25,6 @@ from openai_cpu_server.kernels.graphs import (
 )
 from openai_cpu_server.kernels.library import GGML_OF, Kernel, KernelLibrary, digest
 from openai_cpu_server.kernels.proof import attention_proofs, kernels_in_use, proved, tile_proofs
-from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.bindings import libggml
 from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES

@@ -12,13 +12,15 @@ import pytest
 
 from openai_cpu_server.kernels.graphs import (
     PRODUCT_TYPES,
+    Floats,
     GgmlGraphs,
+    GgmlType,
+    Ints,
     ProductCase,
     num_weights_of_block,
     random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
-from openai_cpu_server.kernels.tensors import Floats, GgmlType, Ints
 from tests.kernels.library import by_kernel
 
 Doubles = npt.NDArray[np.float64]

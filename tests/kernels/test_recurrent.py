@@ -14,12 +14,12 @@ from openai_cpu_server.contract.step import Span, Step
 from openai_cpu_server.kernels.graphs import (
     ConvolutionCase,
     DeltaNetCase,
+    Floats,
     GgmlGraphs,
     RecurrentCase,
     ScanCase,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
-from openai_cpu_server.kernels.tensors import Floats
 from openai_cpu_server.llama.backend import LlamaBackend
 from tests.kernels.library import by_kernel
 from tests.llama.driver import loaded, opened

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from openai_cpu_server.kernels.graphs import DeltaNetCase, GgmlGraphs
+from openai_cpu_server.kernels.graphs import DeltaNetCase, Floats, GgmlGraphs
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 from openai_cpu_server.kernels.proof import TILES, delta_net_proofs, proved
-from openai_cpu_server.kernels.tensors import Floats
 from tests.kernels.library import by_kernel
 from tests.kernels.test_recurrent import READS, conversation, delta_net, expected, part_of
 from tests.llama.driver import loaded

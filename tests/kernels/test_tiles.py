@@ -9,13 +9,14 @@ import pytest
 
 from openai_cpu_server.kernels.graphs import (
     TILE_TYPES,
+    Floats,
     GgmlGraphs,
+    GgmlType,
     ProductCase,
     num_weights_of_block,
     random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
-from openai_cpu_server.kernels.tensors import Floats, GgmlType
 from tests.kernels.library import by_kernel
 from tests.kernels.test_products import (
     chosen,

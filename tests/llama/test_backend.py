@@ -28,7 +28,6 @@ from openai_cpu_server.llama.cells.context import (
     Context,
     ContextOptions,
     DecodeFailed,
-    DecodeOutcome,
     SlotContent,
     TokenBatch,
 )
@@ -38,7 +37,7 @@ from openai_cpu_server.llama.host import ComputeThreads
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.sampling.sampler import BadLogits
+from openai_cpu_server.llama.sampler import BadLogits
 from tests.fakes import Panic
 from tests.llama.driver import GREEDY, TEXT, TOLERANCE, do, feed, generate, holding, loaded, opened, sampled
 from tests.llama.odd_models import poisoned
@@ -167,7 +166,7 @@ def context(tiny: Path) -> Iterator[Context]:
         yield context
 
 
-def compute(context: Context, *spans: Span) -> DecodeOutcome:
+def compute(context: Context, *spans: Span) -> bool:
     batch = TokenBatch(context.batch_tokens)
     batch.fill(spans)
     return context.decode(batch)
@@ -177,9 +176,9 @@ def test_cells_are_found_wherever_they_are_free(context: Context) -> None:
     """Every cell is taken; then every fourth run of four is given back: 64 cells in 16 places."""
     for start in range(0, 256, 16):
         spans = [Span(slot, start // 4, (300,) * 4, False) for slot in range(4)]
-        assert compute(context, *spans) is DecodeOutcome.DONE
+        assert compute(context, *spans)
     context.free_slot(2)
-    assert compute(context, Span(2, 0, (300,) * 64, True)) is DecodeOutcome.DONE
+    assert compute(context, Span(2, 0, (300,) * 64, True))
 
 
 def test_more_tokens_than_cells_and_a_gap_in_the_positions_are_named(context: Context) -> None:
@@ -204,7 +203,7 @@ def test_what_are_no_cells_is_refused_and_changes_nothing(context: Context) -> N
         context.save(0, data[:-1], SlotContent.CELLS)
     assert [context.num_positions(slot) for slot in range(4)] == [20, 0, 0, 0]
     for start in range(0, 236, 59):
-        assert compute(context, Span(1, start, (300,) * 59, True)) is DecodeOutcome.DONE
+        assert compute(context, Span(1, start, (300,) * 59, True))
 
 
 def test_closing_twice_is_closing_once(context: Context) -> None:

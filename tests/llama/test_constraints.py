@@ -19,7 +19,7 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.grammar.compile import MOST_FORCED, compile_grammar
 from openai_cpu_server.llama.grammar.constraints import CompiledGrammars, ConstrainedOutput, ModelTokens
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
+from openai_cpu_server.llama.sampler import Sampler, Scratch
 from tests.llama.driver import GREEDY, answers, execute_and_press
 from tests.structured.making import gbnf_to_lark, schema_to_lark
 

@@ -24,7 +24,7 @@ from openai_cpu_server.contract.step import (
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
+from openai_cpu_server.llama.sampler import Sampler, Scratch
 from openai_cpu_server.llama.slots import OpenSlot
 from tests.fakes import SPECULATION
 from tests.llama.driver import (

@@ -19,7 +19,7 @@ from openai_cpu_server.contract.request import DryPenalty, Sampling
 from openai_cpu_server.contract.step import Open
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.sampling.sampler import (
+from openai_cpu_server.llama.sampler import (
     BadLogits,
     DryRepetitions,
     Sampler,
@@ -32,7 +32,7 @@ from openai_cpu_server.llama.sampling.sampler import (
     finite_logits,
     uniform,
 )
-from openai_cpu_server.llama.sampling.sampler import nucleus as nucleus_of
+from openai_cpu_server.llama.sampler import nucleus as nucleus_of
 
 SIZE = 1000
 END = frozenset({2, 10})

@@ -102,14 +102,14 @@ def kv_costs(host_memories: Mapping[KVType, HostMemory], trained: int | None, se
     lengths += [trained] if trained is not None else []
     return [
         KvCost(
-            kind.label,
+            kind.value.name,
             host_memory.token_bytes,
             tokens,
             [SequencesThatFit(length, tokens // length) for length in lengths],
         )
         for kind, host_memory in host_memories.items()
         if host_memory.cell_bytes > 0 and host_memory.token_bytes > 0
-        if not host_memory.device_memory.cell or kind.label == served
+        if not host_memory.device_memory.cell or kind.value.name == served
         for tokens in [host_memory.free_bytes // host_memory.token_bytes]
     ]
 

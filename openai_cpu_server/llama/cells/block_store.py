@@ -11,7 +11,6 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from functools import reduce
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -37,7 +36,7 @@ _SMALL = 32
 
 
 class _Slab(NamedTuple):
-    """Mapping of whole huge pages that blocks of one size share."""
+    """Mapping that blocks of one size share."""
 
     blocks: list[Bytes]
     pages: mmap.mmap | None
@@ -45,7 +44,7 @@ class _Slab(NamedTuple):
 
     @classmethod
     def of(cls, num_bytes: int) -> _Slab:
-        """Pages of their own return to the system when freed; memory from malloc often does not."""
+        """Pages return to the system when freed; memory from malloc often does not."""
         stride = -(-num_bytes // _PAGE) * _PAGE
         size = _slab_bytes(stride) if stride >= _HUGE_PAGE // _SMALL else stride
         try:
@@ -70,7 +69,7 @@ def _slab_bytes(stride: int) -> int:
 
 
 class SavedCells(NamedTuple):
-    """Cells of consecutive positions in llama.cpp's format, in parts, or a state in one part."""
+    """Cells in llama.cpp's format, in parts, or a state in one part."""
 
     data: Bytes
     """Read-only if it is a view of a mapped file."""
@@ -93,7 +92,6 @@ class BlockStore:
         """By the address of each block."""
 
     def allocate(self, num_bytes: int) -> Bytes:
-        """Return memory with undefined content."""
         if not num_bytes:
             return np.empty(0, np.uint8)
         spares = self._spares.setdefault(num_bytes, [])
@@ -134,7 +132,7 @@ class BlockStore:
                 del self._spares[size]
 
     def _return(self, block: Bytes) -> None:
-        """Return the block's memory to the system, but not its addresses."""
+        """Return the block's memory, but not its addresses, to the system."""
         slab = self._slabs.get(block.ctypes.data)
         if slab is None or slab.pages is None:
             return
@@ -178,10 +176,6 @@ class StoredBlock(NamedTuple):
     def sizes(self) -> tuple[int, ...]:
         return tuple(size for part in self.parts for size in part.sizes)
 
-    @property
-    def checksum(self) -> int:
-        return reduce(lambda sum_, part: zlib.crc32(part.data.data, sum_), self.parts, 0)
-
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
     block: SavedBlock
@@ -203,11 +197,8 @@ def write_cache_file(
     """Write blocks up to the limit, and return their number. Raises OSError and leaves the old file
     unchanged.
 
-    head: magic, version, checksum of the rest of head and index, place and bytes of the index, bytes of the
-    file; written last.
-    cells: those of each block, page-aligned, and its state if it has one.
-    index: msgpack of the fingerprint, and each block's tokens, place and checksum. It comes last, so that
-    writing can stop at any block.
+    A head, page-aligned cells and states, and the index, which comes last so that writing can stop at any
+    block.
     """
     with replacing(path) as file:
         file.write(bytes(_PAGE))
@@ -227,22 +218,23 @@ def _written(file: BinaryIO, blocks: Iterable[StoredBlock], limit: CacheFileLimi
         offset = file.tell()
         if time.monotonic() >= end_s or offset + sum(stored.sizes) > most_bytes:
             return
+        checksum = 0
         for part in stored.parts:
             file.write(part.data.data)
+            checksum = zlib.crc32(part.data.data, checksum)
         file.write(bytes(-file.tell() % _PAGE))
         if limit is not None and file.tell() - synced > _SYNC_BYTES:
             file.flush()
             os.fsync(file.fileno())
             synced = file.tell()
-        yield _Entry(stored.block, offset, stored.sizes, stored.checksum)
+        yield _Entry(stored.block, offset, stored.sizes, checksum)
 
 
 def read_cache_file(path: Path, fingerprint: str) -> tuple[list[StoredBlock], int]:
-    """Return the blocks, parents before children, as views of the mapped file, and the number of those left
-    out because they or an ancestor are damaged. Raises OSError or `BadCacheFile`.
+    """Return the blocks as views of the mapped file, parents first, and the number of damaged ones and their
+    descendants. Raises OSError or `BadCacheFile`.
 
-    The file must be this user's, because native code trusts the cells, and checksums do not authenticate
-    them.
+    The file must be this user's, because native code trusts the cells.
     """
     with path.open("rb") as file:
         claim(path, file.fileno())

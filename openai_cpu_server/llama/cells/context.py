@@ -1,4 +1,4 @@
-"""Batches in llama.cpp's layout, and the owner of a `llama_context` that decodes them in its KV pool."""
+"""Batches in llama.cpp's layout, and the context that decodes them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,8 @@ class BatchLayout(NamedTuple):
 class SlotSequences(NamedTuple):
     """llama.cpp's sequence ids of a slot: its number, and that of its guard.
 
-    llama.cpp reuses a cell that a window has passed if exactly one sequence owns it. The guard is a second,
-    silent owner that keeps the cell, for other sequences with the same prefix and for rollback. It costs only
-    its number.
+    llama.cpp reuses a cell that a window has passed if exactly one sequence owns it. The guard is a second
+    owner, which keeps it for other sequences with the same prefix and for rollback.
     """
 
     num_guarded: int = 0
@@ -56,7 +55,7 @@ class SlotSequences(NamedTuple):
         return (slot, self.first_guard + slot) if slot < self.num_guarded else (slot,)
 
     def add_guards(self, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> None:
-        """Add guards to `slots` (tokens, 2), and the number of sequences to `counts` (tokens,)."""
+        """`slots`: (tokens, 2). `counts`: (tokens,)."""
         if self.num_guarded:
             slots[:, 1] = slots[:, 0] + self.first_guard
             counts[:] = np.where(slots[:, 0] < self.num_guarded, 2, 1)
@@ -104,16 +103,14 @@ class TokenBatch(NativeBatch):
         rows = []
         num_outputs = 0
         for span in spans:
-            length = span.num_tokens
+            length, own = span.num_tokens, _wants(span)
             tokens += span.tokens
             tokens += span.draft
             positions += range(span.start, span.start + length)
             slots += repeat(span.slot, length)
-            wants += _wants(span)
+            wants += own
             rows.append(_rows(span, num_outputs))
-            # The last token's row may serve a target and the sample.
-            num_samples = span.sample and len(span.targets) < len(span.tokens)
-            num_outputs += len(span.targets) + num_samples + len(span.draft)
+            num_outputs += sum(own)
         count = len(tokens)
         assert 0 < count <= self.capacity, f"{count} tokens in a step of at most {self.capacity}"
         self._tokens[:count] = tokens
@@ -140,10 +137,7 @@ class PlacedRows(NamedTuple):
 
 
 class RowBatch(NativeBatch):
-    """Embeddings, such as those of pictures, without outputs."""
-
     def __init__(self, capacity: int, width: int, sequences: SlotSequences) -> None:
-        """`width`: numbers per row."""
         self._rows = np.zeros((capacity, width), np.float32)
         self._places = np.zeros(4 * capacity, np.int32)
         super().__init__(capacity, sequences, embd=self._rows, pos=self._places)
@@ -159,8 +153,6 @@ class RowBatch(NativeBatch):
 
 
 class HeadToken(NamedTuple):
-    """Token that a prediction head reads."""
-
     slot: int
     position: int
     token: int
@@ -170,10 +162,7 @@ class HeadToken(NamedTuple):
 
 
 class HeadBatch(NativeBatch):
-    """Tokens, each with a hidden row."""
-
     def __init__(self, capacity: int, width: int) -> None:
-        """`width`: numbers per row."""
         self._tokens = np.zeros(capacity, np.int32)
         self._positions = np.zeros(capacity, np.int32)
         self._rows = np.zeros((capacity, width), np.float32)
@@ -212,19 +201,17 @@ def _rows(span: Span, first: int) -> OutputRows:
 
 
 class AbortSwitch:
-    """Abort callback of llama.cpp, called between graph nodes without the GIL.
+    """Abort callback of llama.cpp, called between graph nodes without the GIL: the C library's `strlen`, with
+    a text of length 0 (continue) or 1 (abort).
 
-    The callback is the C library's `strlen` and its data a text of length 0 (continue) or 1 (abort). A press
-    counts for the running step or else the next one, and only if that is armed. One for a step that has just
-    ended hits the next one, which is then computed again.
+    A press counts for the running step or else the next one, and only if that is armed. One for a step that
+    has just ended hits the next one, which is then computed again.
     """
 
     def __init__(self) -> None:
         self._text = ctypes.create_string_buffer(2)
         self._lock = threading.Lock()
-        self._is_armed = False
-        self._is_pressed = False
-        self._is_held = False
+        self._states = {"armed": False, "pressed": False, "held": False}
 
     def connect(self, params: llama_cpp.llama_context_params) -> None:
         """The context must not outlive the switch, whose address it keeps."""
@@ -233,33 +220,29 @@ class AbortSwitch:
 
     @contextlib.contextmanager
     def armed(self, *, is_armed: bool = True) -> Iterator[None]:
-        self._set(is_armed=is_armed)
+        self._set(armed=is_armed)
         try:
             yield
         finally:
-            self._set(is_armed=False, is_pressed=False)
+            self._set(armed=False, pressed=False)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Delay a press until the computations inside are complete."""
-        self._set(is_held=True)
+        self._set(held=True)
         try:
             yield
         finally:
-            self._set(is_held=False)
+            self._set(held=False)
 
     def press(self) -> None:
-        """Ask the running step to end. Any thread may call this at any time."""
-        self._set(is_pressed=True)
+        """Interrupt the running step. Any thread may call this at any time."""
+        self._set(pressed=True)
 
-    def _set(
-        self, *, is_armed: bool | None = None, is_pressed: bool | None = None, is_held: bool | None = None
-    ) -> None:
+    def _set(self, **states: bool) -> None:
         with self._lock:
-            self._is_armed = self._is_armed if is_armed is None else is_armed
-            self._is_held = self._is_held if is_held is None else is_held
-            self._is_pressed = self._is_pressed if is_pressed is None else is_pressed
-            counts = self._is_armed and self._is_pressed and not self._is_held
+            self._states |= states
+            counts = self._states == {"armed": True, "pressed": True, "held": False}
             self._text[0] = b"\x01" if counts else b"\x00"
 
 
@@ -277,16 +260,11 @@ class SlotContent(enum.IntEnum):
 
 
 class DecodeFailed(ServerError):
-    """llama.cpp failed because of a bug, ours or its own. The content of the pool is unknown."""
+    """The content of the pool is unknown."""
 
 
 class PoolFull(DecodeFailed):
-    """Too few cells are free. The pool is unchanged."""
-
-
-class DecodeOutcome(enum.Enum):
-    DONE = "done"
-    INTERRUPTED = "interrupted"
+    """The pool is unchanged."""
 
 
 class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -319,7 +297,6 @@ class OwnedContext(NativeObject):
         abort: AbortSwitch,
         compute_threads: ComputeThreads,
     ) -> None:
-        """Create the context. Raises `StartupError`."""
         log = native_log().cleared()
         abort.connect(params)
         handle = llama_cpp.llama_init_from_model(model.handle, params)
@@ -340,15 +317,15 @@ class OwnedContext(NativeObject):
     def threads(self) -> int:
         return self._threads[0]
 
-    @contextlib.contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Waits for a device, whose steps would seem free otherwise."""
+    def _run(self, function: Callable[..., int], batch: NativeBatch) -> int:
+        """Return llama.cpp's code: 0, or 2 if interrupted, or that of a failure."""
         one, more = (min(most, self.compute_threads.count) for most in self._threads)
         llama_cpp.llama_set_n_threads(self.handle, one, more)
         with self.compute_threads.computing():
-            yield
-            if self._returns_early:
+            code = int(function(self.handle, batch.native))
+            if self._returns_early:  # else its steps would seem free
                 llama_cpp.llama_synchronize(self.handle)
+        return code
 
 
 class Context(OwnedContext):
@@ -362,8 +339,7 @@ class Context(OwnedContext):
         compute_threads: ComputeThreads,
         target: Context | None = None,
     ) -> None:
-        """Create the pool. Raises `StartupError`. `target`: context of the model that this one's prediction
-        head drafts for, which it must not outlive."""
+        """`target`: context, which must outlive this one, of the model that a prediction head drafts for."""
         params = _params(options)
         if target is not None:
             params.ctx_type, params.ctx_other = llama_cpp.LLAMA_CONTEXT_TYPE_MTP, target.handle
@@ -385,18 +361,15 @@ class Context(OwnedContext):
     def batch_tokens(self) -> int:
         return int(llama_cpp.llama_n_batch(self.handle))
 
-    def decode(self, batch: NativeBatch) -> DecodeOutcome:
-        """Compute a batch; the one place that reads llama.cpp's return codes. Raises `DecodeFailed`.
+    def decode(self, batch: NativeBatch) -> bool:
+        """Compute a batch; return False if interrupted. Raises `DecodeFailed`.
 
         An interruption may leave cells, so the caller trims its slots.
         """
         log = native_log().cleared()
-        with self._computing():
-            code = llama_cpp.llama_decode(self.handle, batch.native)
-        if code == 0:
-            return DecodeOutcome.DONE
-        if code == 2:
-            return DecodeOutcome.INTERRUPTED
+        code = self._run(llama_cpp.llama_decode, batch)
+        if code in (0, 2):
+            return code == 0
         if code == 1:
             # Cells are taken wherever they are free, so this is a wrong ledger, not fragmentation.
             raise PoolFull(f"No free KV cells for {batch.native.n_tokens} tokens: the ledger is wrong.")
@@ -412,24 +385,23 @@ class Context(OwnedContext):
             llama_cpp.llama_set_causal_attn(self.handle, True)
 
     def logits(self, rows: int) -> Logits:
-        """View of the last decode's logits, (rows, vocabulary), which the next one overwrites."""
+        """View (rows, vocabulary) that the next decode overwrites."""
         assert 0 < rows <= self.max_outputs
         return _view(llama_cpp.llama_get_logits(self.handle), rows, self._vocab_size)
 
     def give_hidden_rows(self, *, of_outputs: bool, is_on: bool = True) -> None:
-        """Compute hidden rows from the next decode on: of its outputs, or of all tokens."""
+        """Compute hidden rows of outputs, or of all tokens, from the next decode on."""
         head_library().llama_set_embeddings_nextn(self.handle, is_on, of_outputs)
 
     def use_head(self, number: int) -> None:
-        """Draft with this head of a chain."""
         head_library().llama_set_nextn_layer_offset(self.handle, number)
 
     def hidden_rows(self, count: int) -> npt.NDArray[np.float32]:
-        """View of the last decode's hidden rows, (count, width), which the next one overwrites."""
+        """View (count, width) that the next decode overwrites."""
         return _view(head_library().llama_get_embeddings_nextn(self.handle), count, self._row_width)
 
     def set_adapter(self, address: int | None, scale: float) -> None:
-        """Compute with the `llama_adapter_lora` at this address, or without one, from the next decode."""
+        """Compute with the `llama_adapter_lora` at this address, or without one."""
         count = 0 if address is None else 1
         handles, scales = (ctypes.c_void_p * count)(), (ctypes.c_float * count)()
         if address is not None:
@@ -440,7 +412,7 @@ class Context(OwnedContext):
             raise DecodeFailed(f"llama.cpp does not take an adapter (code {code}).")
 
     def free_slot(self, slot: int) -> None:
-        """Remove the slot's cells and state. Never fails."""
+        """Never fails."""
         for sequence in self.sequences.of(slot):
             llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, -1, -1)
 
@@ -449,8 +421,8 @@ class Context(OwnedContext):
         return int(llama_cpp.llama_n_rs_seq(self.handle))
 
     def trim(self, slot: int, start: int) -> None:
-        """Remove cells from position `start` on. A state must stand there or be able to roll back; start 0
-        removes it too."""
+        """Remove cells from `start` on. A state must stand there or be able to roll back; start 0 removes it
+        too."""
         for sequence in self.sequences.of(slot):
             if not llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, start, -1):
                 raise DecodeFailed(
@@ -458,8 +430,8 @@ class Context(OwnedContext):
                 )
 
     def share(self, source: int, slot: int, start: int, end: int) -> None:
-        """Let `slot` also hold the cells of positions start .. end-1 of `source`, and its state. Nothing
-        is copied until one of the two changes the state."""
+        """Let `slot` also hold cells start .. end-1 of `source`, and its state. Nothing is copied until the
+        state changes."""
         if self.copies_whole:
             start = end = -1
         for sequence in self.sequences.of(slot):
@@ -473,8 +445,7 @@ class Context(OwnedContext):
         return int(llama_cpp.llama_state_seq_get_size_ext(self.handle, slot, content))
 
     def save(self, slot: int, data: Bytes, content: SlotContent) -> None:
-        """Copy the content into `data` of `saved_bytes`. A slot whose state is copied must have no cells of
-        windows, which llama.cpp would include."""
+        """Copy the content into `data`. A slot whose state is copied must have no cells of windows."""
         copy = llama_cpp.llama_state_seq_get_data_ext
         self._transfer(copy, slot, data, content, failure="Saved {} bytes instead of {}")
 
@@ -536,6 +507,6 @@ def _params(options: ContextOptions) -> llama_cpp.llama_context_params:
     params.n_outputs_max = options.outputs
     params.n_outputs_max_per_seq = options.outputs
     params.n_threads, params.n_threads_batch = options.threads, options.threads_batch
-    params.type_k = params.type_v = options.kv_type.ggml_type
+    params.type_k = params.type_v = options.kv_type.value.number
     params.offload_kqv = options.cells_beside_layers
     return params

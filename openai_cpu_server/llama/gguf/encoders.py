@@ -39,8 +39,8 @@ class EncoderFacts(msgspec.Struct, frozen=True):
 
     @property
     def miscounted_rows(self) -> tuple[int, int] | None:
-        """Rows that llama.cpp makes of 30 seconds of sound and rows that it expects, if these differ and
-        it aborts, else None. It rounds up to whole rows as if their length were a power of two."""
+        """Rows that llama.cpp makes of 30 seconds of sound and rows that it expects, if these differ and it
+        aborts. It rounds up to whole rows as if their length were a power of two."""
         stacked, width = self.stacked or 1, self.width or 0
         if self.kind not in _STACKING or stacked <= 1 or width < 1:
             return None
@@ -73,8 +73,7 @@ class ProjectorFacts(msgspec.Struct, frozen=True):
 
 
 def why_deadly(header: GgufHeader) -> str | None:
-    """Return why llama.cpp would abort at the first sound with this projector, or None. Raises
-    `StartupError` for a damaged file."""
+    """Return why llama.cpp would abort at the first sound, or None."""
     hearing = ProjectorFacts.of(header).hearing
     if hearing is None or hearing.kind not in _OF_WHISPER:
         return None

@@ -46,10 +46,8 @@ Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], Skippe
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a GGUF file behind its magic. Raises `StartupError`.
-
-    Not mapped, because the kernel kills a process that reads a mapped file after its truncation.
-    """
+    """Open a GGUF file behind its magic. It is not mapped, because the kernel kills a process that reads a
+    mapped file after its truncation."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -65,7 +63,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 class GgufReader:
-    """Sequential reader of GGUF's types through a window of the file. Raises `StartupError` on damage."""
+    """Sequential reader through a window of the file."""
 
     def __init__(self, file: BinaryIO, path: Path, position: int = len(_MAGIC)) -> None:
         self._file = file
@@ -80,7 +78,6 @@ class GgufReader:
         """Type number of each value, set by `pairs`."""
 
     def pairs(self) -> dict[str, Value]:
-        """Return all keys and values, from the beginning of the file."""
         version = int(self.scalar("I"))
         if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
             raise StartupError(f"{self._path} is for big-endian machines.")
@@ -118,7 +115,7 @@ class GgufReader:
         return self._window[at : at + length].decode("utf-8", errors)
 
     def strings(self, count: int, errors: str) -> Iterator[str]:
-        """Read so many strings, most of them without a call for each."""
+        """Most strings are read without a call for each."""
         length_of = _LENGTH.unpack_from
         while count:
             at = self._reach(_LENGTH.size)
@@ -210,7 +207,7 @@ _ANY_WIDTH = 1 << 16
 
 
 class GgufHeader:
-    """Scalars, strings and short numeric arrays by key. Raises `StartupError` for a damaged header."""
+    """Scalars, strings and short numeric arrays by key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -228,7 +225,7 @@ class GgufHeader:
         self._require_counts()
 
     def _require_counts(self) -> None:
-        """Memory and lists are sized by these numbers, and llama.cpp ends the process for some wrong ones."""
+        """Memory is sized by these numbers, and llama.cpp ends the process for some wrong ones."""
         key = self.for_architecture
         self._require_count("split.count", at_most=_MOST_PARTS)
         self._require_count(key("block_count"), at_least=1, at_most=_MOST_LAYERS)
@@ -254,7 +251,7 @@ class GgufHeader:
         return key in self._values
 
     def is_float32(self, key: str) -> bool:
-        """llama.cpp ends the process for another type where it expects float32."""
+        """llama.cpp ends the process for other types."""
         return self._kinds.get(key) == FLOAT32
 
     def get_int(self, key: str) -> int | None:
@@ -262,7 +259,6 @@ class GgufHeader:
         return value if isinstance(value, int) else None
 
     def arch_int(self, key: str) -> int | None:
-        """Return the number under this key of the architecture."""
         return self.get_int(self.for_architecture(key))
 
     def arch_ints(self, key: str, length: int) -> list[int] | None:
@@ -281,7 +277,7 @@ class GgufHeader:
         return value if isinstance(value, str) else None
 
     def get_ints(self, key: str, length: int) -> list[int] | None:
-        """Return `length` elements of an array, or a scalar repeated; None if it is neither."""
+        """Return elements of an array, or a scalar repeated; None if it is neither."""
         value = self._values.get(key)
         if isinstance(value, tuple):
             return [element for element in value[:length] if isinstance(element, int)]
@@ -296,9 +292,9 @@ class GgufHeader:
     def get_strings(
         self, key: str, indices: Collection[int] | None = None, *, errors: str = "replace"
     ) -> dict[int, str]:
-        """Read strings of an array by index, all if `indices` is None; {} if it is not such an array.
+        """Read strings of an array by index, or all; {} if it is not such an array.
 
-        `errors`: treatment of invalid UTF-8, as for `bytes.decode`.
+        `errors`: treatment of invalid UTF-8.
         """
         array = self._values.get(key)
         if not isinstance(array, SkippedArray) or array.kind != _STRING:
@@ -317,7 +313,7 @@ class GgufHeader:
 
 
 def model_files(header: GgufHeader) -> list[Path]:
-    """Return the model's files. Raises `StartupError` if one is missing or `header` is not the first."""
+    """Return the model's files, of which `header` must be the first."""
     count = header.get_int("split.count") or 1
     if count == 1:
         return [header.path]
@@ -336,7 +332,6 @@ def model_files(header: GgufHeader) -> list[Path]:
 
 
 def files_by_name(path: Path) -> list[Path]:
-    """Return the files that a model of this name may have, without opening any."""
     found = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
     if found is None:
         return [path]
@@ -409,7 +404,7 @@ _READ_ONLY = {39: "nvfp4"}
 
 
 def file_type_named(name: str) -> FileType:
-    """Find a type; `q4_k` means `q4_k_m`. Raises `StartupError` with the nearest names."""
+    """Find a type; `q4_k` means `q4_k_m`."""
     wanted = name.lower().replace("-", "_")
     found = FILE_TYPES.get(_SHORT.get(wanted, wanted))
     if found is None:
@@ -451,8 +446,6 @@ _EMBEDDING_ARCHITECTURES = ENCODERS | {"llama-embed", "t5encoder"}
 
 
 def pooling_type(header: GgufHeader) -> int | None:
-    """Return the pooling type, or None for none. Raises `StartupError` for an unknown one, for which
-    llama.cpp ends the process."""
     key = header.for_architecture("pooling_type")
     pooling = header.get_int(key)
     if pooling is None or pooling in (_POOLING_NONE, *_POOLING_UNSPECIFIED):
@@ -463,7 +456,6 @@ def pooling_type(header: GgufHeader) -> int | None:
 
 
 def model_kind(header: GgufHeader) -> ModelKind:
-    """Return the kind by pooling type, else architecture or non-causal attention. Raises `StartupError`."""
     pooling = pooling_type(header)
     if pooling == _POOLING_RANK:
         return ModelKind.RERANKS

@@ -1,4 +1,4 @@
-"""Heads in a file that predict further tokens (multi-token prediction), and files that only draft."""
+"""Heads that predict further tokens (multi-token prediction), and files that only draft."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ _NEEDED_PARTS = ("attn_q", "attn_output", "ffn_")
 
 class PredictionHead(NamedTuple):
     header: GgufHeader
-    """File that has it."""
     kind: HeadKind
     num_heads: int
     is_cut: bool
@@ -80,12 +79,11 @@ def head_count(header: GgufHeader) -> int:
 
 
 def may_have_head(header: GgufHeader) -> bool:
-    """Return True if heads for models of this architecture exist."""
     return header.architecture in _SUPPORTED or header.architecture in _MODEL_OF_ASSISTANT.values()
 
 
 def head_in(header: GgufHeader) -> PredictionHead | None:
-    """Return the head of a file, or None if it has none. Raises `StartupError` for one that cannot draft."""
+    """Return the head of a file, or None. Raises `StartupError` for one that cannot draft."""
     architecture, count = header.architecture, head_count(header)
     if architecture in _OTHER_DRAFTERS:
         raise StartupError(
@@ -138,7 +136,7 @@ def _by_layer(tensors: Iterable[Tensor]) -> dict[int, set[str]]:
 
 
 def only_drafts(header: GgufHeader) -> bool:
-    """Return True for a file that is not a model but drafts for one. Raises `StartupError`."""
+    """Return True for a file that is not a model."""
     if header.architecture in _OTHER_DRAFTERS or header.architecture in _MODEL_OF_ASSISTANT:
         return True
     is_whole = (header.get_int("split.count") or 1) == 1
@@ -146,13 +144,12 @@ def only_drafts(header: GgufHeader) -> bool:
 
 
 def require_model(header: GgufHeader) -> None:
-    """Raise `StartupError` for a file that only drafts. Some crash llama.cpp as models."""
     if only_drafts(header):
         raise StartupError(f"{header.path} is not a model: it drafts for one, as --draft-model of that.")
 
 
 def why_unfit(head: PredictionHead, model: GgufHeader) -> str | None:
-    """Return the reason why a head in a file of its own does not fit a model, or None."""
+    """Return the reason why a head in its own file does not fit a model."""
     own = head.header
     wanted = _MODEL_OF_ASSISTANT.get(own.architecture, own.architecture)
     if model.architecture != wanted:
@@ -169,8 +166,7 @@ def why_unfit(head: PredictionHead, model: GgufHeader) -> str | None:
 
 
 def _reads_cells(assistant: GgufHeader, model: GgufHeader) -> bool:
-    """llama.cpp lets layers with a window read those of the model's last layer but one, and others those of
-    the last."""
+    """Layers with a window read those of the model's last layer but one, and others those of the last."""
     names = ("key_length", "value_length", "key_length_swa", "value_length_swa", "sliding_window")
     keys = [f"attention.{name}" for name in names]
     if any(assistant.arch_int(key) != model.arch_int(key) for key in keys):
@@ -189,7 +185,7 @@ def layer_count(header: GgufHeader) -> int:
 
 
 def _bytes_of_token(header: GgufHeader, first: int, end: int) -> float:
-    """Bytes of the weights that one token of these layers reads, and of the output matrix."""
+    """Bytes that one token of these layers reads, with the output matrix."""
     used = header.arch_int("expert_used_count") or 1
     share = used / max(used, header.arch_int("expert_count") or 1)
     tensors = model_tensors(header)
@@ -203,7 +199,7 @@ def _bytes_of_token(header: GgufHeader, first: int, end: int) -> float:
 
 
 def relative_cost(head: PredictionHead, model: GgufHeader) -> float:
-    """Return the cost of a drafted token relative to one of the model, by the bytes of weights."""
+    """Return the cost of a drafted token relative to one of the model."""
     num_layers = layer_count(model) - head_count(model)
     end = layer_count(head.header)
     first = 0 if head.kind is HeadKind.SHARED else end - head.num_heads

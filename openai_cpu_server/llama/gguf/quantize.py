@@ -1,8 +1,5 @@
-"""llama.cpp's quantization of a file: runs it, parses its log, and reads importance matrices.
-
-`llama_model_quantize` only returns 0 or 1 and cannot be stopped, so the log is the only source of progress
-and errors.
-"""
+"""llama.cpp's quantization of a file. It only returns 0 or 1 and cannot be stopped, so its log is the only
+source of progress and errors."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,7 +21,7 @@ from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import Tensor, file_tensors
-from openai_cpu_server.llama.model.model import native_log
+from openai_cpu_server.llama.model.model import metadata_overrides, native_log
 
 _MAGIC = b"GGUF"
 _SUMS, _COUNTS = ".in_sum2", ".counts"
@@ -43,7 +40,7 @@ class Importance(NamedTuple):
 
 
 def read_importance(path: Path) -> Importance:
-    """Read a matrix in either format. Raises `StartupError`."""
+    """Read a matrix in either format."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -168,15 +165,13 @@ class TypeFallback(msgspec.Struct, frozen=True):
 
 
 class QuantizePlan(msgspec.Struct, frozen=True):
-    """Result of a dry run."""
-
     tensors: tuple[PlannedTensor, ...]
     fallbacks: tuple[TypeFallback, ...]
     needs_importance: bool
 
 
 def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
-    """Run a dry run, which reads only the header. Raises `QuantizeFailed` or `StartupError`."""
+    """Run a dry run. Raises `QuantizeFailed`."""
     transcript = _Transcript(lambda number: None)
     _run(source, Path(os.devnull), options, transcript, dry_run=True)
     return QuantizePlan(
@@ -189,8 +184,8 @@ def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
 def write_quantized(
     source: Path, target: Path, options: QuantizeOptions, on_tensor: Callable[[int], None]
 ) -> None:
-    """Write `target`, which is a prefix of names if there are several parts. Raises `QuantizeFailed` or
-    `StartupError`, and may leave an unfinished file.
+    """Write `target`, a prefix of names if there are several parts. Raises `QuantizeFailed`, and may leave an
+    unfinished file.
 
     `on_tensor`: called with the number of each tensor, from 1.
     """
@@ -212,7 +207,7 @@ def _run(
 
 
 class _NativeParams:
-    """Native struct and everything it points to, which must live as long as the call."""
+    """Native struct and everything it points to."""
 
     def __init__(self, options: QuantizeOptions, importance: Importance | None) -> None:
         self.params = params = llama_cpp.llama_model_quantize_default_params()
@@ -229,44 +224,27 @@ class _NativeParams:
         if options.embedding_type is not None:
             params.token_embedding_type = options.embedding_type
         if options.tensor_types:
-            self._types = _array(llama_cpp.llama_model_tensor_override, len(options.tensor_types))
+            self._types = (llama_cpp.llama_model_tensor_override * (len(options.tensor_types) + 1))()
             for element, (pattern, number) in zip(self._types, options.tensor_types, strict=False):
                 element.pattern, element.type = pattern.encode(), number
             params.tt_overrides = self._types
         if importance is not None:
             self._importance = importance
-            self._columns = _array(llama_cpp.llama_model_imatrix_data, len(importance.columns))
+            # An empty element ends each array.
+            self._columns = (llama_cpp.llama_model_imatrix_data * (len(importance.columns) + 1))()
             for element, (name, values) in zip(self._columns, importance.columns.items(), strict=False):
                 element.name, element.size = name.encode(), values.size
                 element.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-            self._notes = _notes(importance)
+            # Notes that llama-quantize also writes into the file.
+            notes: dict[str, str | int] = {
+                "quantize.imatrix.file": importance.path.name,
+                "quantize.imatrix.entries_count": len(importance.columns),
+            }
+            if importance.num_chunks is not None:
+                notes["quantize.imatrix.chunks_count"] = importance.num_chunks
+            self._notes = metadata_overrides(notes)
             params.imatrix = self._columns
             params.kv_overrides = self._notes
-
-
-def _array(kind: Any, length: int) -> ctypes.Array[Any]:
-    """An empty element ends each of llama.cpp's arrays."""
-    array: ctypes.Array[Any] = (kind * (length + 1))()
-    return array
-
-
-def _notes(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_kv_override]:
-    """Notes that llama-quantize also writes into the file."""
-    facts: dict[str, str | int] = {
-        "quantize.imatrix.file": importance.path.name,
-        "quantize.imatrix.entries_count": len(importance.columns),
-    }
-    if importance.num_chunks is not None:
-        facts["quantize.imatrix.chunks_count"] = importance.num_chunks
-    array = _array(llama_cpp.llama_model_kv_override, len(facts))
-    for element, (key, value) in zip(array, facts.items(), strict=False):
-        element.key = key.encode()
-        if isinstance(value, int):
-            element.tag, element.value.val_i64 = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT, value
-        else:
-            element.tag = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_STR
-            element.value.val_str = value.encode()[:127].decode(errors="ignore").encode()
-    return array
 
 
 class _Transcript:

@@ -1,4 +1,4 @@
-"""Sampling values that the makers of a GGUF file have stored in it, under llama.cpp's keys."""
+"""Sampling values in a GGUF file, under llama.cpp's keys."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 logger = logging.getLogger(__name__)
 
 _PREFIX = "general.sampling."
-_NUMBERS: Mapping[str, tuple[str, Bounds]] = {
+_VALUES: Mapping[str, tuple[str, Bounds | WholeBounds]] = {
     "temp": ("temperature", TEMPERATURE),
     "top_p": ("top_p", SHARE),
     "min_p": ("min_p", SHARE),
     "xtc_probability": ("xtc_probability", SHARE),
     "xtc_threshold": ("xtc_threshold", SHARE),
     "penalty_repeat": ("repeat_penalty", REPEAT_PENALTY),
-}
-_COUNTS: Mapping[str, tuple[str, WholeBounds]] = {
     "top_k": ("top_k", COUNT),
     "penalty_last_n": ("repeat_last_n", COUNT),
 }
@@ -29,24 +27,20 @@ _ALL = {"top_k": 0, "repeat_last_n": COUNT.most}
 
 
 def sampling_in_file(header: GgufHeader, *, but: Collection[str] = ()) -> dict[str, int | float]:
-    """Return the values by the contract's names, except those in `but`. Raises StartupError."""
+    """Return the values by the contract's names, except those in `but`."""
     values: dict[str, int | float] = {}
-    for key, (name, bounds) in _NUMBERS.items():
-        if name not in but and (number := header.get_float(_PREFIX + key)) is not None:
-            values[name] = number = float(f"{number:.6g}")  # float32 has no more digits
-            _check(header, key, name, bounds, number)
-    for key, (name, counts) in _COUNTS.items():
-        if name not in but and (count := header.get_int(_PREFIX + key)) is not None:
-            values[name] = _ALL[name] if count == -1 else count
-            _check(header, key, name, counts, values[name])
+    for key, (name, bounds) in _VALUES.items():
+        read = header.get_int if isinstance(bounds, WholeBounds) else header.get_float
+        if name in but or (number := read(_PREFIX + key)) is None:
+            continue
+        if isinstance(number, float):
+            number = float(f"{number:.6g}")  # float32 has no more digits
+        values[name] = number = _ALL.get(name, number) if number == -1 else number
+        if not bounds.least <= number <= bounds.most:
+            raise StartupError(
+                f"{header.path}: {_PREFIX}{key} is {number}, which is not between {bounds.least} and "
+                f"{bounds.most}: set '{name}' in the model's table [models.NAME]"
+            )
     if header.get_int(f"{_PREFIX}mirostat"):
         logger.warning("%s asks for mirostat, a sampler that is not supported", header.path.name)
     return values
-
-
-def _check(header: GgufHeader, key: str, name: str, bounds: Bounds | WholeBounds, number: float) -> None:
-    if not bounds.least <= number <= bounds.most:
-        raise StartupError(
-            f"{header.path}: {_PREFIX}{key} is {number}, which is not between {bounds.least} and "
-            f"{bounds.most}: set '{name}' in the model's table [models.NAME]"
-        )

@@ -23,7 +23,7 @@ _PRODUCED = frozenset(
 
 
 class TensorType(msgspec.Struct, frozen=True):
-    """Copy of ggml's table for the API process, which loads no native code. A test compares the two."""
+    """Copy of ggml's table; a test compares the two."""
 
     number: int
     name: str
@@ -89,7 +89,6 @@ TENSOR_TYPES = {
 
 
 def tensor_type_named(name: str) -> TensorType:
-    """Find a type. Raises `StartupError` for types that cannot be made."""
     made = {kind.name.lower(): kind for kind in TENSOR_TYPES.values() if kind.can_be_made}
     found = made.get(name.lower())
     if found is None:
@@ -119,7 +118,6 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 def model_tensors(header: GgufHeader) -> list[Tensor]:
-    """Return the tensors of all parts. Raises `StartupError` if a part is missing, damaged or truncated."""
     first, *others = model_files(header)
     headers = [header, *map(GgufHeader, others)]
     tensors = [tensor for part in headers for tensor in file_tensors(part)]
@@ -130,7 +128,6 @@ def model_tensors(header: GgufHeader) -> list[Tensor]:
 
 
 def file_tensors(header: GgufHeader) -> list[Tensor]:
-    """Return the tensors of this file. Raises `StartupError` if it is damaged or truncated."""
     path = header.path
     with opened(path) as file:
         reader = GgufReader(file, path, position=header.tensors_start)
@@ -175,7 +172,7 @@ _FLOATS = frozenset(("f32", "f16", "bf16"))
 
 
 class _Pair(msgspec.Struct, frozen=True):
-    """Change of one matrix of the model: B A, with A of (rank, columns) and B of (rows, rank)."""
+    """Change B A of a matrix: A is (rank, columns), B (rows, rank)."""
 
     name: str
     a: Tensor
@@ -187,8 +184,6 @@ class _Pair(msgspec.Struct, frozen=True):
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
-    """Adapter that fits its model."""
-
     path: Path
     num_pairs: int
     rank: int
@@ -213,7 +208,6 @@ class AdapterFile(msgspec.Struct, frozen=True):
 
 
 def file_digest(path: Path) -> str:
-    """Return the file's SHA-256 in hex. Raises `AdapterFailed` if it cannot be read."""
     try:
         with path.open("rb") as file:
             digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Compiles grammars for a vocabulary, and tries them out. A reader process does both, without numpy."""
+"""Compiles grammars for a vocabulary, and tries them out."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def grammar_tokenizer(vocabulary: Vocabulary, *, for_many_masks: bool) -> LLToke
     """Return llguidance's tokenizer, which must not outlive the vocabulary. Raises `ConstraintFailed` without
     end tokens.
 
-    `for_many_masks`: sort tokens into slices, which makes masks within strings fast. It takes as long as
-    the rest, a second for 260,000 tokens.
+    `for_many_masks`: sort tokens into slices, which makes masks within strings fast. It takes as long as the
+    rest, a second for 260,000 tokens.
     """
     if not vocabulary.end_tokens:
         raise ConstraintFailed("This model has no token that ends its output, so it can follow no grammar.")
@@ -68,8 +68,8 @@ def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def grammar_trial(vocabulary: Vocabulary) -> Callable[[str], None]:
-    """Return a function that compiles a grammar and computes its first allowed tokens, and must not
-    outlive the vocabulary. Both raise InvalidRequest."""
+    """Return a function that compiles a grammar and computes its first allowed tokens, and must not outlive
+    the vocabulary. Both raise InvalidRequest."""
     try:
         tokenizer = grammar_tokenizer(vocabulary, for_many_masks=False)
     except ConstraintFailed as error:

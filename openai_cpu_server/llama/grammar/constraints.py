@@ -1,4 +1,4 @@
-"""Engine's side of grammars: compiled, cached, followed by outputs, computed by threads beside a step."""
+"""Grammars in the engine: compiled, cached, followed by outputs, computed beside a step."""
 
 from __future__ import annotations
 
@@ -30,10 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 class TriggerSearch:
-    """Searches streamed text for triggers, which may span pieces."""
-
     def __init__(self, triggers: Sequence[str]) -> None:
-        """`triggers`: at least one. Raises `ConstraintFailed`."""
+        """`triggers`: at least one."""
         if not all(triggers):
             raise ConstraintFailed("A trigger is empty.")
         self._triggers = [trigger.encode() for trigger in triggers]
@@ -41,7 +39,7 @@ class TriggerSearch:
         self._tail = b""
 
     def rest_behind(self, piece: bytes) -> bytes | None:
-        """Return the text behind the first trigger that the piece completes, or None."""
+        """Return the text behind the first trigger that the piece completes."""
         text = self._tail + piece
         ends = [at + len(t) for t in self._triggers if (at := text.find(t)) >= 0]
         return text[min(ends) :] if ends else None
@@ -83,11 +81,11 @@ class ModelTokens:
 
 
 class ConstrainedOutput:
-    """Tracks one output: thoughts, then the opening, then free text until a trigger, then the grammar, each
-    optional.
+    """Tracks one output: thoughts, the opening, free text until a trigger, the grammar, each optional. Not
+    thread-safe.
 
     Forced tokens are found immediately after each token, so the result is the same for sampled, forced and
-    replayed tokens. Not thread-safe. Methods raise `ConstraintFailed` when the grammar's limits are reached.
+    replayed tokens. Methods raise `ConstraintFailed` when the grammar's limits are reached.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class ConstrainedOutput:
         *,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`matcher`: at the grammar's start, or None. `patience_s`: CPU time for the whole output."""
+        """`matcher`: at the grammar's start."""
         self._patience_s = patience_s
         self._matcher = matcher
         self._tokens = tokens
@@ -108,7 +106,6 @@ class ConstrainedOutput:
         self._items = ListItems() if CAPTURE in (constraint.grammar or "") else None
         """Lists whose items must differ, or None if the grammar has none."""
         self._trials = new_trials()
-        """Trials that are left before the next token."""
         self._search = TriggerSearch(constraint.triggers) if constraint.triggers else None
         """Search for a trigger; None once the grammar has begun."""
         self._forced: deque[int] = deque()
@@ -117,7 +114,6 @@ class ConstrainedOutput:
         """Mask of the next token, if computed."""
         self._spent_s = 0.0
         self._mask_s = 0.0
-        """CPU time of the last mask."""
         if self._thoughts is None:
             self._begin_answer(b"")
         elif constraint.thinking is not None:
@@ -139,11 +135,10 @@ class ConstrainedOutput:
         return forced
 
     def take_one_forced(self) -> int:
-        """Return the first forced token, which is now in the output."""
         return self._forced.popleft()
 
     def allowed(self) -> Allowed | None:
-        """Return the mask of the next token, or None for all. No token may be forced."""
+        """Return the mask of the next token, which must not be forced, or None for all."""
         assert not self._forced, "the next token is forced"
         matcher = self._active_matcher
         if matcher is None:
@@ -157,11 +152,16 @@ class ConstrainedOutput:
 
     def takes(self, token: int) -> bool:
         """Return False for an allowed token that ends thoughts or a trigger with text against the grammar,
-        ends the output before a required answer, or ends an item that is in its list already."""
+        ends the output before a required answer, or repeats an item of a list."""
         if self._matcher is None:
             return True
         if self._active_matcher is not None:
-            return self._items is None or self._keeps_items_apart(self._matcher, self._items, token)
+            if self._items is None:
+                return True
+            with self._charged():
+                return keeps_items_apart(
+                    self._items, token, self._matcher, self._tokens.text_of, self._trials
+                )
         if token in self._tokens.ends:
             return self._search is not None
         answer: bytes | None = self._tokens.text_of(token)
@@ -177,13 +177,9 @@ class ConstrainedOutput:
         spelling = self._tokens.spell(rest)
         return spelling is not None and self._matcher.validate_tokens(spelling) == len(spelling)
 
-    def _keeps_items_apart(self, matcher: LLMatcher, items: ListItems, token: int) -> bool:
-        with self._charged():
-            return keeps_items_apart(items, token, matcher, self._tokens.text_of, self._trials)
-
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens may come next. In free text all may, because a token that ends a
-        trigger is checked only when it comes."""
+        """Return how many leading tokens may come next. In free text all may: a token that ends a trigger is
+        checked when it comes."""
         must = num_right(tokens, self._forced)
         if must < min(len(tokens), len(self._forced)):
             return must
@@ -196,15 +192,15 @@ class ConstrainedOutput:
             return must + num_valid
 
     def masked_draft(self) -> MaskedDraft | None:
-        """Return masks for a draft behind the output, or None in free text and where they take too long. A
-        matcher that was taken back keeps its captures, so there are none where items must differ."""
+        """Return masks for a draft, or None in free text and where they take too long. A matcher that was
+        taken back keeps its captures, so there are none where items must differ."""
         matcher = self._active_matcher
         if matcher is None or self._forced or self.is_slow or self._items is not None:
             return None
         return MaskedDraft(self, matcher)
 
     def mask_of(self, matcher: LLMatcher) -> Allowed:
-        """Return the mask of a draft's next token. Raises `ConstraintFailed`."""
+        """Return the mask of a draft's next token."""
         with self._charged():
             return self._mask(matcher)
 
@@ -217,7 +213,7 @@ class ConstrainedOutput:
             self._find_forced()
 
     def replay(self, output: Iterable[int]) -> None:
-        """Consume a resumed request's output, which may end within forced tokens."""
+        """Consume a resumed output, which may end within forced tokens."""
         for token in output:
             if not self._forced:
                 self.accept(token)
@@ -316,18 +312,17 @@ class ConstrainedOutput:
 
 @dataclass(eq=False)
 class MaskedDraft:
-    """Follows a draft behind an output with the output's matcher, which `undo` takes back."""
+    """Follows a draft with the output's matcher, which `undo` takes back. Methods raise
+    `ConstraintFailed`."""
 
     output: ConstrainedOutput
     matcher: LLMatcher
     _num_tokens: int = 0
 
     def allowed(self) -> Allowed | None:
-        """Return the mask of the next token. Raises `ConstraintFailed`."""
         return self.output.mask_of(self.matcher) if self._num_tokens else self.output.allowed()
 
     def accept(self, token: int) -> None:
-        """Follow an allowed token. Raises `ConstraintFailed`."""
         if not self.matcher.consume_token(token):
             raise _failure(self.matcher)
         self._num_tokens += 1
@@ -369,8 +364,7 @@ class CompiledGrammars:
         return len(self._entries)
 
     def matcher(self, lark: str, tokenizer: LLTokenizer) -> LLMatcher:
-        """Return a copy of the matcher at the grammar's start, compiled once. Raises `ConstraintFailed`;
-        other errors are not cached."""
+        """Return a copy of the grammar's matcher. Raises `ConstraintFailed`; other errors are not cached."""
         with self._lock:
             future = self._entries.get(lark)
             is_new = future is None
@@ -393,7 +387,7 @@ class CompiledGrammars:
         return future.result().deep_copy()
 
     def forget(self, lark: str) -> None:
-        """Forget a grammar that hit a limit, because copies share what they learn and would fail too."""
+        """Forget a grammar that hit a limit, because copies share what they learn."""
         with self._lock:
             self._remove(lark)
 
@@ -406,10 +400,10 @@ _THREADS = 2
 
 
 class Constraints:
-    """Opens constrained outputs, and computes their masks beside llama.cpp without the GIL."""
+    """Opens outputs, and computes their masks beside llama.cpp without the GIL."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Read the vocabulary in a thread. It must live until `close`."""
+        """The vocabulary is read in a thread, and must live until `close`."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._slow_thread = ThreadPoolExecutor(1, thread_name_prefix="slow-grammar")
         self._tokens = self._threads.submit(
@@ -418,11 +412,11 @@ class Constraints:
         self._grammars = CompiledGrammars()
 
     def wait_until_ready(self) -> None:
-        """Wait for the vocabulary. Without end tokens it fails only requests with constraints."""
+        """Without end tokens only requests with constraints fail."""
         self._tokens.exception()
 
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:
-        """Start an output and replay its tokens. Any thread may call this. Raises `ConstraintFailed`."""
+        """Start an output and replay its tokens, in any thread. Raises `ConstraintFailed`."""
         tokens = self._tokens.result()
         grammar = constraint.grammar
         matcher = None if grammar is None else self._grammars.matcher(grammar, tokens.tokenizer)
@@ -435,7 +429,6 @@ class Constraints:
 
     @contextmanager
     def foreseeing(self, outputs: Sequence[Future[ConstrainedOutput]]) -> Iterator[None]:
-        """Compute the outputs' next masks while the block runs."""
         job = self._threads.submit(_foresee, outputs) if outputs else None
         try:
             yield
@@ -444,8 +437,7 @@ class Constraints:
                 job.result()
 
     def compute_ahead(self, output: ConstrainedOutput) -> Future[None] | None:
-        """Begin to compute the next mask if the output is slow, else return None. Nothing else may use the
-        output until then."""
+        """Begin to compute the next mask of a slow output, which nothing else may use until then."""
         return self._slow_thread.submit(_foresee_one, output) if output.is_slow else None
 
     def give_up(self, constraint: Constraint) -> None:

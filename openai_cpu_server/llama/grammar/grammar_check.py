@@ -1,4 +1,4 @@
-"""Checks how far a text fits a grammar, byte by byte and without a model."""
+"""Checks how far a text fits a grammar, and lists whose items must differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from decimal import Decimal
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.contract.grammar import BYTES_AND_END, CAPTURE, FIRST_ITEM
@@ -24,8 +23,6 @@ _TOKENS = 64
 
 
 class _Bytes:
-    """Tokens for each byte, for the end, and without meaning."""
-
     eos_token_id = _END
     bos_token_id = None
     special_token_ids = tuple(range(_END, BYTES_AND_END + _TOKENS))
@@ -41,6 +38,8 @@ class _Bytes:
 _ENDS_OF_ITEMS = frozenset(b'"0,]} \t\r\nel')
 """Last bytes of items, and bytes behind numbers."""
 _BLANKS = re.compile(rb'("(?:[^"\\]|\\.)*"?)|\s+', re.DOTALL)
+_NOT_NULL = re.compile(rb"[^\0]")
+"""Bytes of a mask that allow tokens. Readers search them without numpy, which they need not load."""
 _TAIL = 64
 """Bytes of an item by which its end is found in the output."""
 
@@ -68,13 +67,13 @@ class _OpenList(NamedTuple):
         return _OpenList(self.rule, texts, self.values | {value}, owed, rest, texts)
 
     def next_item(self, text: bytes = b"") -> bytes | None:
-        """Return what the output and `text` have of the next item, or None before its comma."""
+        """Return the beginning of the next item in the output and `text`, or None before its comma."""
         rest = (self.rest + text[len(self.owed) :]).lstrip()
         return rest[1:].lstrip() if rest.startswith(b",") else None
 
 
 class ListItems(msgspec.Struct, frozen=True):
-    """Open lists of an output whose items must differ, inner lists last."""
+    """Open lists of an output, inner lists last."""
 
     lists: tuple[_OpenList, ...] = ()
     _num_captures: int = 0
@@ -82,7 +81,7 @@ class ListItems(msgspec.Struct, frozen=True):
 
     def behind(self, text: bytes, matcher: LLMatcher) -> ListItems | None:
         """Return the lists behind a token, or None if an item is in its list already. `matcher`: it has
-        consumed the token, and was never taken back. It knows an item whose last bytes are forced."""
+        consumed the token, and was never taken back."""
         lists = [each.behind(text) for each in self.lists]
         output, end = self._tail + text, len(self._tail)
         captures = [] if _ENDS_OF_ITEMS.isdisjoint(text) else matcher.get_captures()
@@ -104,7 +103,6 @@ class ListItems(msgspec.Struct, frozen=True):
 
     @staticmethod
     def _places(lists: Sequence[_OpenList], rule: str, item: bytes) -> Iterator[int]:
-        """Yield lists of a rule whose next item this may be, inner ones first."""
         for i in reversed(range(len(lists))):
             found = lists[i].next_item()
             if (
@@ -115,7 +113,7 @@ class ListItems(msgspec.Struct, frozen=True):
                 yield i
 
     def repeat(self, text: bytes = b"") -> bool:
-        """Return True if the output with `text` may become a list with two equal items."""
+        """Return True if the output with `text` may have two equal items."""
         for each in self.lists:
             if each.like and (item := each.next_item(text)) is not None:
                 item = _without_blanks(item)
@@ -149,8 +147,8 @@ def keeps_items_apart(
     text_of: Callable[[int], bytes],
     trials: Iterator[int],
 ) -> bool:
-    """Return False if an allowed token completes an item that is in its list already, or leads to where
-    every text does. `trials`: those left for this place; without any, only the token itself is checked."""
+    """Return False if an allowed token completes an item that is in its list already, or leads to where every
+    text does. `trials`: those left for this place; without any, only the token itself is checked."""
 
     def can_differ(items: ListItems, token: int, before: LLMatcher) -> bool:
         matcher, tokens = before.deep_copy(), [token]
@@ -165,10 +163,15 @@ def keeps_items_apart(
             if not items.repeat():
                 return True
             tokens = matcher.compute_ff_tokens()
-        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        if np.count_nonzero(bits) > _MOST_TOKENS:
+        mask = matcher.compute_bitmask()
+        if int.from_bytes(mask, "little").bit_count() > _MOST_TOKENS:
             return True
-        ways = {text_of(token): token for token in np.flatnonzero(bits).tolist()}
+        ways = {
+            text_of(token): token
+            for byte in _NOT_NULL.finditer(mask)
+            for token in range(8 * byte.start(), 8 * byte.end())
+            if byte[0][0] >> token % 8 & 1
+        }
         shortest = [text for text in ways if not any(text[:n] in ways for n in range(1, len(text)))]
         shortest = [text for text in shortest if not items.is_blank(text)]
         if not all(items.repeat(text) or items.may_end(text) for text in shortest):
@@ -184,7 +187,7 @@ def _without_blanks(text: bytes) -> bytes:
 
 
 def _end_of(item: bytes, output: bytes, size: int) -> int:
-    """Return where an item ends: in the output from `size` on, or as many bytes behind it as are missing."""
+    """Return where an item ends, in the output or as many bytes behind it as are missing."""
     for end in range(size, len(output) + len(item)):
         there = item[: len(item) - max(0, end - len(output))]
         if output[:end].endswith(there[-min(_TAIL, end) :]):
@@ -193,7 +196,7 @@ def _end_of(item: bytes, output: bytes, size: int) -> int:
 
 
 def _comparable(value: object) -> object:
-    """Return equal objects for equal JSON values alone; numbers are Decimal."""
+    """Return equal objects for equal JSON values alone."""
     if isinstance(value, dict):
         return frozenset((name, _comparable(each)) for name, each in value.items())
     if isinstance(value, list):
@@ -234,8 +237,7 @@ PARSER_LIMITS = LLParserLimits(
 
 class GrammarCheck:
     def __init__(self, lark: str) -> None:
-        """Compile the grammar, with control tokens from `BYTES_AND_END` on. Raises InvalidRequest if it is
-        too large."""
+        """Compile the grammar, with control tokens from `BYTES_AND_END` on. Raises InvalidRequest."""
         grammar = LLMatcher.grammar_from_lark(lark)
         self._start = LLMatcher(TOKENIZER, grammar, log_level=0, limits=PARSER_LIMITS)
         self._matcher = self._start.deep_copy()
@@ -251,7 +253,6 @@ class GrammarCheck:
         return TextFit(accepted, len(tokens), accepted == len(tokens) and self._matcher.is_accepting())
 
     def _follow(self, tokens: list[int]) -> tuple[int, ListItems]:
-        """Return how many tokens are accepted from the start on, and the lists behind them."""
         self._matcher = self._start.deep_copy()
         items = ListItems()
         if not self._has_list_items:
@@ -265,7 +266,7 @@ class GrammarCheck:
         return len(tokens), items
 
     def _too_complex(self, message: str) -> InvalidRequest:
-        """Return an error without the native text, which has paths and backtraces."""
+        """Native text has paths and backtraces."""
         logger.debug("llguidance: %s", self._matcher.get_error())
         return InvalidRequest(message)
 

@@ -1,4 +1,4 @@
-"""Measures the cost curve of a loaded model once, and stores it on disk."""
+"""Measures the cost curve of a loaded model, and stores it on disk."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ _LEAST_CHUNKS = 2
 
 
 class CurveKey(MeasurementKey, frozen=True, kw_only=True, omit_defaults=True):
-    """Conditions that a curve depends on."""
-
     VERSION = 8
     num_parameters: int
     threads: int
@@ -95,12 +93,11 @@ def cost_curve(
 
 
 class Calibrator:
-    """Measures the cost of a backend's steps once, and stores it in a folder.
+    """Measures in pieces, which are repeated if disturbed: each size, the price of attention, each size
+    again. Small sizes come first, because they get the remaining time.
 
-    It measures in pieces, which are repeated if disturbed: each size, the price of attention, each size
-    again. Small sizes come first, because they get the remaining time. A measurement disturbed by other
-    processes is used but not stored. Costs learned while serving are not stored, because they only reflect
-    recent steps and are soon learned again.
+    A curve measured beside busy processes is not stored, nor are costs learned while serving, because they
+    are soon learned again.
     """
 
     def __init__(
@@ -129,7 +126,6 @@ class Calibrator:
         self._on_device = info.placement is not None and info.placement.split is not None
         largest = min(info.max_step_tokens, info.kv_tokens)
         self._pending = deque(n for n in (_DEVICE_SIZES if self._on_device else _SIZES) if n <= largest)
-        """Sizes still to be timed in this round."""
         self._rounds_left = _ROUNDS - 1
 
     def known(self) -> model_info.CostCurve | None:
@@ -138,7 +134,7 @@ class Calibrator:
     def measure(self, is_wanted: Callable[[], bool] = lambda: False) -> model_info.CostCurve | None:
         """Return the curve, or None if other work came up; another call continues.
 
-        The backend must have no open slot. Takes about 10 s for 10^9 parameters, 40 s for 7 * 10^9 and more.
+        Takes about 10 s for 10^9 parameters, 40 s for 7 * 10^9 and more.
         """
         if not self._seconds:
             logger.info(
@@ -233,7 +229,7 @@ class Calibrator:
         self._pending.popleft()
 
     def _shape(self, size: int) -> dict[int, int]:
-        """Models with states get one sequence, so that a step is one pass over the weights."""
+        """Models with states get one sequence, so that a step is one pass."""
         if self._info.state_bytes:
             return {0: size}
         decodes = min(size, _DECODES, self._info.max_seqs)
@@ -245,7 +241,6 @@ def curves(folder: Path) -> Measured[CurveKey, model_info.CostCurve]:
 
 
 def is_sane(curve: model_info.CostCurve) -> bool:
-    """Return True if a curve from a file is possible."""
     sizes = [n for n, _ in curve.step_ms]
     return (
         bool(sizes)

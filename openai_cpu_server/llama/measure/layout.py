@@ -1,7 +1,6 @@
 """Chooses the layout of a model's weights: repacked by ggml, or as in the file, for our kernels.
 
-Products of a sample of the weights are timed once in every layout. The decision is stored, so that a
-replacement engine computes the same bits.
+The decision is stored, so that a replacement engine computes the same bits.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Kernels, WeightLayout
-from openai_cpu_server.kernels.graphs import TILE_TYPES, LayoutGraphs, StoredWeights
+from openai_cpu_server.kernels.graphs import TILE_TYPES, Computing, LayoutGraphs, StoredWeights
 from openai_cpu_server.kernels.library import KernelLibrary, library_path
-from openai_cpu_server.kernels.tensors import Computing
 from openai_cpu_server.llama.bindings import libggml
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
 from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES, Tensor, TensorType, file_tensors
@@ -56,11 +54,8 @@ class LayoutKey(MeasurementKey, frozen=True, kw_only=True):
 def chosen_layout(
     options: EngineOptions, header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
 ) -> WeightLayout:
-    """Return the faster layout, measured at the first load, unless the options name one. Raises
-    `StartupError`.
-
-    Without a folder to store the decision, weights stay unchanged.
-    """
+    """Return the faster layout, measured at the first load, unless the options name one. Without a folder to
+    store the decision, weights stay unchanged."""
     layout = None
     if options.cost_dir is not None:
         layouts = Measured(Path(options.cost_dir), LayoutKey, WeightLayout)
@@ -90,7 +85,7 @@ def use_layout(layout: WeightLayout, kernels: Kernels) -> None:
 
 
 def stored_layout(options: EngineOptions, header: GgufHeader) -> WeightLayout:
-    """Return the stored layout without measuring, else the default."""
+    """Return the stored layout, else the default."""
     stored = []
     if options.cost_dir is not None:
         stored = Measured(Path(options.cost_dir), LayoutKey, WeightLayout).of_model(header.path)
@@ -106,8 +101,6 @@ def _library() -> KernelLibrary:
 
 
 class _Group(NamedTuple):
-    """Matrices of one type, of experts or others."""
-
     type: TensorType
     num_values: int
     num_experts: int
@@ -120,7 +113,7 @@ class _Group(NamedTuple):
         return max(1, tokens * self.num_used // self.num_experts)
 
     def values(self, tokens: int) -> float:
-        """Weights that a step multiplies, of experts those that its tokens select."""
+        """Weights that a step multiplies; of experts those that its tokens select."""
         return self.num_values * min(1.0, tokens * self.num_used / self.num_experts)
 
 
@@ -139,7 +132,7 @@ class ProductTimes(NamedTuple):
 
 
 def least_tile_rows(speeds: Mapping[int, float]) -> int | None:
-    """Return the number of rows from which on tiles are always faster, or None."""
+    """Return the number of rows from which on tiles are faster."""
     least = None
     for rows, speed in sorted(speeds.items(), reverse=True):
         if speed <= 1:
@@ -149,7 +142,7 @@ def least_tile_rows(speeds: Mapping[int, float]) -> int | None:
 
 
 def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
-    """Choose ours or ggml's kernel for plain weights, type by type, and then plain or repacked weights."""
+    """Choose the kernel for plain weights, type by type, and then plain or repacked weights."""
     by_type = defaultdict(list)
     for group in groups:
         by_type[group.type].append(group)
@@ -181,7 +174,7 @@ def _ratio(times: Sequence[Mapping[int, float]], others: Sequence[Mapping[int, f
 def timed_products(
     header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
 ) -> Iterator[ProductTimes]:
-    """Time each weight type, experts apart. Raises `StartupError`."""
+    """Time each weight type, experts apart."""
     library = _library() if kernels.products.is_on or kernels.tiles.is_on else None
     graphs, groups = LayoutGraphs(libggml), list(_groups(header))
     for group in groups:

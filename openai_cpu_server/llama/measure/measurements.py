@@ -1,4 +1,4 @@
-"""Measurements on disk, under the facts that they depend on, and the settings found by `tune`."""
+"""Measurements on disk, under the facts that they depend on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, path: Path) -> ModelFacts:
-        """Read the facts. Raises `StartupError` if the file is not a model."""
         header = GgufHeader(path)
         files = model_files(header)
         return cls(
@@ -83,8 +82,6 @@ logger = logging.getLogger(__name__)
 
 
 class MeasurementKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Conditions that a measurement depends on."""
-
     VERSION: ClassVar[int]
     """Version of the method."""
     version: int
@@ -93,7 +90,6 @@ class MeasurementKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def here(cls: type[K], model: Path, **conditions: Any) -> K:
-        """Return the key on this machine. Raises `StartupError` if the file is not a model."""
         return cls(version=cls.VERSION, model=ModelFacts.of(model), machine=MachineFacts.here(), **conditions)
 
 
@@ -111,8 +107,8 @@ _DAMAGE = (OSError, msgspec.MsgspecError, UnicodeDecodeError)
 
 @dataclass(frozen=True)
 class Measured(Generic[K, V]):
-    """Measurements of one kind in a folder. A file that is damaged, has another key, or holds an impossible
-    value counts as absent."""
+    """Measurements of one kind. A file that is damaged, has another key, or an impossible value counts as
+    absent."""
 
     folder: Path
     key_type: type[K]
@@ -139,8 +135,7 @@ class Measured(Generic[K, V]):
         return value if stored_key == key and self.is_sane(value) else None
 
     def of_model(self, model: Path) -> list[tuple[K, V]]:
-        """Return all measurements of this model on this machine, newest first. Raises `StartupError` for a
-        file that is not a model."""
+        """Return all measurements of this model here, newest first."""
         conditions = self.key_type.VERSION, ModelFacts.of(model), MachineFacts.here()
         found = []
         for path in sorted(self.folder.glob(f"{self._kind}-*.json"), key=_age):
@@ -154,7 +149,7 @@ class Measured(Generic[K, V]):
         return found
 
     def put(self, key: K, value: V) -> bool:
-        """Store a measurement. Return False, and log why, if nothing can be written."""
+        """Store a measurement. Return False, and log why, if that fails."""
         path = self.path(key)
         entry = _Entry(*(msgspec.Raw(msgspec.json.encode(part)) for part in (key, value)))
         try:
@@ -214,6 +209,6 @@ def load_profile(model: Path, cache_dir: Path) -> Profile | None:
 
 
 def save_profile(model: Path, cache_dir: Path, profile: Profile) -> Path | None:
-    """Store a profile and return its path, or log why not and return None."""
+    """Return the profile's path, or log why it is not stored."""
     key, profiles = ProfileKey.here(model), Measured(cache_dir, ProfileKey, Profile)
     return profiles.path(key) if profiles.put(key, profile) else None

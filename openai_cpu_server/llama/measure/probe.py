@@ -36,10 +36,10 @@ class Disturbed(Exception):
 
 
 class Probe:
-    """Times steps while no request is served. Slots must be closed before, and are closed after it."""
+    """Times steps while no request is served. Closes its slots."""
 
     def __init__(self, backend: Backend, is_wanted: Callable[[], bool] = lambda: False) -> None:
-        """`is_wanted`: True if there is other work; called before every step."""
+        """`is_wanted`: True if there is other work."""
         self._backend = backend
         self._is_wanted = is_wanted
         self._held: dict[int, int] = {}
@@ -51,7 +51,7 @@ class Probe:
         return self._held.get(slot, 0)
 
     def compute(self, sizes: Mapping[int, int]) -> float:
-        """Time a step that adds `sizes[slot]` tokens to each slot and samples. Raises `Disturbed`."""
+        """Time a step that adds tokens to slots and samples. Raises `Disturbed`."""
         if self._is_wanted():
             raise Disturbed
         self._open(slot for slot in sizes if slot not in self._held)
@@ -76,7 +76,6 @@ class Probe:
         self.drop()
 
     def save(self, source: int) -> None:
-        """Copy the source's cells out of the pool until `drop`."""
         self._saved = self._held[source]
         state = (SaveState(source, self._saved, _STATE),) if self._has_states else ()
         self._do(Save(source, 0, self._saved, _BLOCK), *state)
@@ -132,8 +131,6 @@ _RESERVE = _REPEATS * _STEP
 
 @dataclass(eq=False)
 class Stopwatch:
-    """Time budget and its progress."""
-
     budget_s: float
     on_progress: Callable[[float], None]
     clock: Callable[[], float] = time.monotonic
@@ -144,13 +141,13 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Count the time of the block, unless it ends with an exception."""
+        """Count the time of a block that does not fail."""
         self._since = self.clock()
         yield
         self._used_s += self.clock() - self._since
 
     def allows(self, ms: float, share: float = 1.0) -> bool:
-        """Return True if `ms` more fit into this share of the budget."""
+        """Return True if `ms` more fit into this share."""
         used_s = self._used_s + self.clock() - self._since
         self.on_progress(min(used_s / self.budget_s, 1.0))
         return used_s + ms / 1000 <= share * self.budget_s
@@ -160,9 +157,9 @@ def attention_price_ms(
     probe: Probe, info: ModelInfo, watch: Stopwatch, *, chunk: int, context: int = CONTEXT
 ) -> float:
     """Return the milliseconds per pair of a token and an attended cell, or 0 if the pool is too small or
-    noise hides the price. The same steps are timed in an empty pool and behind a context in slot 0.
+    noise hides them. The same steps are timed in an empty pool and behind a context.
 
-    `chunk`: tokens of the steps that compute the context. `context`: its most cells.
+    `chunk`: tokens of the steps that compute the context.
     """
     step, context = min(_STEP, info.max_step_tokens), min(context, info.kv_tokens - _RESERVE)
     if context < step:

@@ -1,7 +1,7 @@
 """Measures once which of the splits that fit on a device is the fastest.
 
-Each attempt is recorded before the model is loaded with it, because some drivers end the process when memory
-runs out; the next start skips such a split.
+Each attempt is recorded before, because some drivers end the process when memory runs out; the next start
+skips such a split.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ _NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 class SplitKey(MeasurementKey, frozen=True, kw_only=True):
-    """Conditions of the choice. The device's free memory is not among them, because each start computes
-    how much of the fastest kind of split fits."""
+    """The device's free memory is not among the conditions, because each start computes how much fits."""
 
     VERSION = 2
     device: str
@@ -58,7 +57,6 @@ class SplitKey(MeasurementKey, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, options: EngineOptions, device: Device) -> SplitKey:
-        """Return the key. Raises `StartupError` if the file is not a model."""
         try:
             driver = _NVIDIA.read_text("utf-8").partition("\n")[0]
         except OSError:
@@ -115,15 +113,12 @@ class SplitTimes(msgspec.Struct, frozen=True):
 
 
 class SplitRace:
-    """Splits of a model on a device, and their times."""
-
     def __init__(self, candidates: Mapping[SplitKind, Split], key: SplitKey, folder: Path) -> None:
         self._candidates = candidates
         self._key = key
         self._stored_times = Measured(folder, SplitKey, SplitTimes)
         self._times = self._stored_times.get(key) or SplitTimes()
         self._tried: set[SplitKind] = set()
-        """Tried in this process."""
 
     @property
     def times(self) -> dict[SplitKind, float | None]:
@@ -148,7 +143,7 @@ class SplitRace:
         return len(self._candidates) == 1 or len(self.times) == len(self._candidates)
 
     def best(self) -> Split:
-        """Return the fastest split if it is clearly faster than the first choice, else the latter."""
+        """Return the fastest split if it is clearly faster than the first choice."""
         first = next(iter(self._candidates))
         costs = {kind: ms for kind, ms in self.times.items() if ms is not None}
         if self.times.get(first, 0.0) is None:  # it was tried, and failed
@@ -165,7 +160,7 @@ class SplitRace:
         return f"no split with {self.device} could be used when that was tried"
 
     def keep_for(self, profile: Profile) -> None:
-        """Store the times for a server with these settings, too."""
+        """Store the times for these settings, too."""
         self._stored_times.put(
             msgspec.structs.replace(self._key, **msgspec.structs.asdict(profile)), self._times
         )
@@ -174,7 +169,7 @@ class SplitRace:
         self._times = SplitTimes()
 
     def run(self, cost_ms: Callable[[Split], float], *, budget_s: float = _BUDGET_S) -> None:
-        """Measure and store unknown times. `cost_ms`: raises `StartupError` if a split does not load."""
+        """Measure unknown times. `cost_ms`: raises `StartupError` if a split does not load."""
         end = time.monotonic() + budget_s
         neighbours = OtherProcesses()
         for kind, split in self._candidates.items():
@@ -211,10 +206,7 @@ class SplitRace:
 
 
 def with_fastest_split(options: EngineOptions, on_progress: Callable[[float], None]) -> EngineOptions:
-    """Replace `auto` by the fastest split, measured earlier or now. Raises `StartupError`.
-
-    Without a device, or a folder for measurements, the options stay unchanged.
-    """
+    """Replace `auto` by the fastest split, if there is a device and a folder for measurements."""
     if options.offload.gpu_layers != "auto" or options.cost_dir is None:
         return options
     device = device_for(options.offload)
@@ -231,7 +223,7 @@ def with_fastest_split(options: EngineOptions, on_progress: Callable[[float], No
 
 
 def fastest(race: SplitRace, planner: SplitPlanner) -> Offload:
-    """Return the offload in place of `auto`, with a reason if it is the CPU alone."""
+    """Return the offload in place of `auto`."""
     if not race.best().is_cpu_alone:
         return race.best().offload
     return Offload(given_up=race.why_cpu_alone() if race.times else planner.why_cpu_alone)

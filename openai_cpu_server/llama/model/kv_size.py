@@ -21,6 +21,7 @@ from openai_cpu_server.llama.gguf.heads import (
     only_drafts,
     why_unfit,
 )
+from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES
 
 CELLS_GRANULARITY = 256
 """llama.cpp pads the size of the pool to a multiple of this."""
@@ -28,50 +29,32 @@ _DEFAULT_CELLS_MAX = 16_384
 
 
 class KVType(enum.Enum):
-    """Type of keys and values."""
-
-    F32 = ("f32", 0, 1, 4)
-    F16 = ("f16", 1, 1, 2)
-    BF16 = ("bf16", 30, 1, 2)
-    Q8_0 = ("q8_0", 8, 32, 34)
-
-    def __init__(self, label: str, ggml_type: int, block_values: int, block_bytes: int) -> None:
-        self.label = label
-        self.ggml_type = ggml_type
-        self._block_values = block_values
-        self._block_bytes = block_bytes
+    F32 = TENSOR_TYPES[0]
+    F16 = TENSOR_TYPES[1]
+    BF16 = TENSOR_TYPES[30]
+    Q8_0 = TENSOR_TYPES[8]
 
     @classmethod
-    def named(cls, label: str) -> KVType:
-        for kind in cls:
-            if kind.label == label:
-                return kind
-        labels = ", ".join(kind.label for kind in cls)
-        raise StartupError(f"Unknown KV type '{label}'; the types are {labels}.")
-
-    @property
-    def is_quantised(self) -> bool:
-        return self._block_values > 1
+    def named(cls, name: str) -> KVType:
+        kinds = {kind.value.name: kind for kind in cls}
+        if name not in kinds:
+            raise StartupError(f"Unknown KV type '{name}'; the types are {', '.join(kinds)}.")
+        return kinds[name]
 
     def row_bytes(self, num_values: int) -> int:
-        return -(-num_values // self._block_values) * self._block_bytes
+        return -(-num_values // self.value.block_values) * self.value.block_bytes
 
 
 DRAFT_KV_TYPE = KVType.F16
 
 
 def bytes_per_cell(header: GgufHeader, kv_type: KVType) -> int:
-    """Return the bytes of one token's keys and values over all layers. Raises `StartupError` for implausible
-    numbers.
-
-    Exact for models with one shape of attention, an upper bound if window layers have heads of another size.
-    Recurrent state is not counted.
-    """
+    """Return the bytes of one token's keys and values, an upper bound if window layers have heads of another
+    size."""
     return sum(cell_bytes_by_layer(header, kv_type))
 
 
 def cell_bytes_by_layer(header: GgufHeader, kv_type: KVType) -> list[int]:
-    """Return the bytes of a cell per layer; 0 without a cache of its own. Raises `StartupError`."""
     heads = _kv_heads(header)
     key_values, value_values = _head_sizes(header)
     widest = max(heads, default=0) * max(key_values, value_values)
@@ -83,7 +66,6 @@ def cell_bytes_by_layer(header: GgufHeader, kv_type: KVType) -> list[int]:
 
 
 def _kv_heads(header: GgufHeader) -> list[int]:
-    """0 for layers without a cache of their own."""
     num_all = layer_count(header)
     if header.architecture in ENCODERS:
         return [0] * num_all
@@ -97,8 +79,6 @@ def _kv_heads(header: GgufHeader) -> list[int]:
 
 
 class DraftSource(NamedTuple):
-    """File that drafts for a model."""
-
     header: GgufHeader
     head: PredictionHead | None = None
     """Unset for a small model."""
@@ -112,7 +92,6 @@ class DraftSource(NamedTuple):
 
     @property
     def cell_bytes(self) -> int:
-        """Bytes of one token. Raises `StartupError`."""
         if self.head is None:
             return bytes_per_cell(self.header, DRAFT_KV_TYPE)
         header, num_layers = self.header, layer_count(self.header)
@@ -126,8 +105,8 @@ class DraftSource(NamedTuple):
 
 
 def planned_drafts(header: GgufHeader, options: EngineOptions) -> tuple[DraftSource | None, str | None]:
-    """Return the source of drafts beside prompt lookup, or None with the reason why a head is not used, if
-    there is one. Raises `StartupError` for a named source that cannot be used."""
+    """Return the source of drafts beside prompt lookup, and the reason why a head is not used. Raises
+    `StartupError` for a named source that cannot be used."""
     path = options.draft_model_path
     if options.speculation == "off":
         return None, None
@@ -173,8 +152,8 @@ _ROLLBACK_SHARE = 8
 
 
 def rollback_states(max_seqs: int, state_bytes: int, free_bytes: int) -> int:
-    """Return how many states to keep for rollback of an interrupted step. They are resident from the
-    start, because llama.cpp clears the memory of all states at once."""
+    """Return the number of states for rollback of an interrupted step. llama.cpp clears the memory of all
+    states at once, so they are resident from the start."""
     most = free_bytes // _ROLLBACK_SHARE // state_bytes if state_bytes else 0
     return min(max_seqs, _MOST_ROLLBACK_STATES, most)
 
@@ -184,12 +163,11 @@ _MANY_SNAPSHOTS, _FEW_SNAPSHOTS = 7, 3
 
 
 def num_snapshots(options: EngineOptions, state_bytes: int, *, has_window: bool, drafts: bool) -> int:
-    """Return how many states per sequence to keep for rollback after a draft. `drafts`: a model or a head
-    drafts too.
+    """Return the number of states per sequence for rollback after a draft.
 
-    Each token writes a snapshot, which is invisible for small states (LFM2, 80 kB: 0 of 57 ms). Three of 20
-    MB (Qwen3.5) make a step 4 % slower and states four times as large, so they are kept only if a model
-    or a head drafts. llama.cpp cannot tell snapshots from cells of windows when it copies them.
+    Each token writes a snapshot. That is invisible for small states (LFM2, 80 kB: 0 of 57 ms), but three of
+    20 MB (Qwen3.5) make a step 4 % slower and states four times as large, so they are kept only for a model
+    or a head that drafts. llama.cpp cannot tell snapshots from cells of windows when it copies them.
     """
     if options.speculation == "off" or has_window:
         return 0
@@ -203,7 +181,7 @@ SCORED_OUTPUTS = 64
 
 
 class SequencePlan(NamedTuple):
-    """llama.cpp's sequences: one per slot of a request, then those for copies, rollback and guards."""
+    """llama.cpp's sequences: slots of requests, then those for copies, rollback and guards."""
 
     num_slots: int
     num_rollback: int
@@ -238,7 +216,6 @@ class SequencePlan(NamedTuple):
 
     @property
     def scratch_slot(self) -> int:
-        """Slot for cells that are being copied."""
         return self.num_slots
 
     @property
@@ -260,7 +237,7 @@ class SequencePlan(NamedTuple):
 
     @property
     def num_outputs(self) -> int:
-        """Rows of logits of a step; llama.cpp requires one per sequence."""
+        """llama.cpp requires a row of logits per sequence."""
         return max(self.num_slots + SCORED_OUTPUTS, self.num_sequences)
 
 
@@ -270,7 +247,7 @@ def default_states_bytes(state_bytes: int, free_bytes: int) -> int:
 
 
 def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
-    """Requested cells, or what half of `free_bytes` holds, within a limit. Raises `StartupError`."""
+    """Requested cells, or those that half of `free_bytes` holds, within a limit."""
     if requested is not None:
         _require_fit(requested, cell_bytes, free_bytes)
         return requested
@@ -326,10 +303,10 @@ _NO_ENCODER = EncoderMemory()
 
 
 def encoder_memory(options: EngineOptions) -> EncoderMemory:
-    """Return the bytes of the options' projector. Raises `StartupError`.
+    """Return the bytes of the projector.
 
     A layer holds its input three times and the widest product once, in f32; without flash attention also all
-    scores. libmtmd reserves as much for the encoders of SigLIP (21 and 121 MiB).
+    scores. libmtmd reserves as much for SigLIP (21 and 121 MiB).
     """
     if options.projector_path is None:
         return _NO_ENCODER
@@ -353,7 +330,6 @@ def _activations(encoder: EncoderFacts, places: int, options: EngineOptions) -> 
 
 
 def _bounded(number: int | None) -> int:
-    """Limits an absurd number in a file."""
     return min(max(number or 0, 0), _MOST_PATCHES)
 
 
@@ -389,11 +365,8 @@ class HostMemory(NamedTuple):
         encoder: EncoderMemory = _NO_ENCODER,
         device_memory: DeviceMemory = _NO_DEVICE_MEMORY,
     ) -> HostMemory:
-        """Subtract the weights. Raises `StartupError` if a part of a file is missing.
-
-        `free_bytes`: before loading. Mapped weights are subtracted although the system counts them as free,
-        because steps would wait for the disk without them.
-        """
+        """Subtract the weights from the memory free before loading. Mapped ones count although the system
+        calls them free, because steps would wait for the disk without them."""
         weights = total_bytes(model_files(header)) + sum(encoder) - device_memory.weights
         weights += 0 if draft is None else draft.weights
         draft_cell = 0 if draft is None else draft.cell_bytes
@@ -401,7 +374,6 @@ class HostMemory(NamedTuple):
         return cls(max(0, free_bytes - weights), cell, draft_cell, device_memory)
 
     def beside_states(self, num_bytes: int) -> HostMemory:
-        """Subtract the states of sequences. Raises `StartupError`."""
         num_bytes = max(0, num_bytes - self.device_memory.states)
         if num_bytes > self.free_bytes:
             raise StartupError(
@@ -416,7 +388,6 @@ class HostMemory(NamedTuple):
         return max(0, self.cell_bytes - self.device_memory.cell) + self.draft_cell_bytes
 
     def pool_cells(self, requested: int | None) -> int:
-        """Return the cells of the pool. Raises `StartupError`."""
         return pool_cells(requested, self.token_bytes, self.free_bytes)
 
 
@@ -429,11 +400,7 @@ _LEAST_STEP_TOKENS = 256
 
 
 def longest_input(options: EngineOptions, trained: int, vocab_size: int, free_bytes: int) -> int:
-    """Return the longest input of an embedding model in tokens, by training, `--ctx-size` or memory. Raises
-    `StartupError`.
-
-    `trained`: 0 if unknown.
-    """
+    """Return the longest input of an embedding model, by training (0 if unknown), `--ctx-size` or memory."""
     if options.kv_tokens is not None:
         if options.kv_tokens < 1:
             raise StartupError(f"--ctx-size must be at least 1, not {options.kv_tokens}.")
@@ -446,5 +413,5 @@ def embedding_tokens(longest: int) -> int:
 
 
 def tokens_that_fit(free_bytes: int, vocab_size: int) -> int:
-    """Return the longest input whose logits, which encoders reserve too, leave most of the memory free."""
+    """Return the longest input whose logits leave most of the memory free."""
     return max(LEAST_TOKENS, free_bytes // _SHARE_OF_MEMORY // (vocab_size * _LOGIT_BYTES))

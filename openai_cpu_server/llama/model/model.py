@@ -1,4 +1,4 @@
-"""llama.cpp's state per process, the owner of a loaded `llama_model`, and the fingerprint of saved cells."""
+"""llama.cpp's log, the owner of a loaded `llama_model`, and the fingerprint of saved cells."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -62,8 +62,7 @@ _PREFACES = ("error loading model", "failed to initialize the context")
 
 
 class NativeLog:
-    """Keeps llama.cpp's last warnings and errors and prints nothing. Its callback must outlive the
-    library's use of it, hence `mute`."""
+    """Keeps llama.cpp's last warnings and errors and prints nothing."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=64)
@@ -79,8 +78,7 @@ class NativeLog:
         set_callback(self._callback, None)
 
     def mute(self) -> None:
-        """Stop calls into Python, because a native thread may log while the interpreter ends. Any C
-        function without effect serves as the callback."""
+        """Stop calls into Python, because a native thread may log while the interpreter ends."""
         silent = ctypes.cast(ctypes.CDLL(None).getpid, llama_cpp.llama_log_callback)
         for set_callback in self._setters:
             set_callback(silent, None)
@@ -91,7 +89,7 @@ class NativeLog:
         return self
 
     def cause(self) -> str | None:
-        """Return the last error that names a cause, else the last warning, else None."""
+        """Return the last error that names a cause, else the last warning."""
         lines = list(self._lines)
         errors = [text for level, text in lines if level == _ERROR]
         telling = [text for text in errors if not text.startswith(_CONSEQUENCES)]
@@ -126,7 +124,7 @@ _SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds rem
 
 
 class HeadUse(enum.Enum):
-    """Treatment of a file's heads that predict further tokens."""
+    """Treatment of heads that predict further tokens."""
 
     LOADED = "loaded"
     SKIPPED = "skipped"
@@ -136,13 +134,17 @@ class HeadUse(enum.Enum):
 
 
 class Model(NativeObject):
-    """Weights and vocabulary of a GGUF file. Closed by its opener, after everything made from it."""
+    """Weights and vocabulary of a GGUF file. Closed after everything made from it."""
 
     def __init__(self, header: GgufHeader, handle: object, file_bytes: int, places: NativeSplit) -> None:
         super().__init__(handle, llama_cpp.llama_model_free)
         self.header = header
         self.file_bytes = file_bytes
         self.places = places
+        self.is_copied_whole = header.architecture in _COPIED_WHOLE
+        """True if llama.cpp crashes when it copies parts of a sequence (llama-kv-cache-dsv4.cpp)."""
+        self.is_computed_apart = header.architecture in _COMPUTED_APART
+        """True if llama.cpp computes several sequences together wrongly, or dies."""
 
     @classmethod
     def open(
@@ -155,23 +157,22 @@ class Model(NativeObject):
         on_progress: Callable[[float], None],
         places: NativeSplit | None = None,
     ) -> Model:
-        """Load a model. Raises `StartupError`.
-
-        `repack`: rearrange weights for this CPU in private memory. `reads_weights`: copy instead of mapping
-        them.
-        """
+        """`repack`: rearrange weights in private memory. `reads_weights`: copy instead of mapping them."""
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = repack
         mode = llama_cpp.LLAMA_LOAD_MODE_NONE if reads_weights else llama_cpp.LLAMA_LOAD_MODE_MMAP
         params.load_mode = mode
         params.load_mtp = heads is HeadUse.LOADED
         if heads is HeadUse.HIDDEN:
-            params.kv_overrides = _without_heads(header)
+            key, num_layers = header.for_architecture, layer_count(header) - head_count(header)
+            params.kv_overrides = metadata_overrides(
+                {key("block_count"): num_layers, key("nextn_predict_layers"): 0}
+            )
         return cls._load(header, params, on_progress, places or NativeSplit())
 
     @classmethod
     def open_vocabulary(cls, header: GgufHeader) -> Model:
-        """Load metadata and tokens only. Raises `StartupError`."""
+        """Load metadata and tokens only."""
         params = llama_cpp.llama_model_default_params()
         params.vocab_only, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_MMAP
         return cls._load(header, params, lambda fraction: None, NativeSplit())
@@ -228,8 +229,7 @@ class Model(NativeObject):
 
     @property
     def description(self) -> str:
-        """Architecture, size and quantization; llama.cpp's own derives the size from the number of layers,
-        which is wrong for all but the best-known models."""
+        """llama.cpp's own derives the size from the number of layers, which is wrong for most models."""
         return description(self.header, self.num_parameters)
 
     @property
@@ -243,12 +243,10 @@ class Model(NativeObject):
 
     @property
     def input_width(self) -> int:
-        """Numbers per input embedding."""
         return int(llama_cpp.llama_model_n_embd_inp(self.handle))
 
     @property
     def output_width(self) -> int:
-        """Numbers per hidden row."""
         return int(llama_cpp.llama_model_n_embd_out(self.handle))
 
     @property
@@ -264,18 +262,8 @@ class Model(NativeObject):
 
     @property
     def has_window(self) -> bool:
-        """True if there is a window whose cells a guard can keep."""
+        """True if a guard can keep cells of a window."""
         return self.window > 0 and not self.is_copied_whole
-
-    @property
-    def is_copied_whole(self) -> bool:
-        """True if llama.cpp crashes when it copies parts of a sequence (llama-kv-cache-dsv4.cpp)."""
-        return self.header.architecture in _COPIED_WHOLE
-
-    @property
-    def is_computed_apart(self) -> bool:
-        """True if llama.cpp computes several sequences together wrongly, or dies."""
-        return self.header.architecture in _COMPUTED_APART
 
     @property
     def generates_text(self) -> bool:
@@ -288,21 +276,23 @@ class Model(NativeObject):
         )
 
     def chat_template(self, name: str | None = None) -> str | None:
-        """Return the jinja2 source of the template, or of a further one such as `tool_use`."""
+        """Return the template, or a further one such as `tool_use`."""
         key = None if name is None else name.encode()
         source = llama_cpp.llama_model_chat_template(self.handle, key)
         return None if source is None else str(source.decode("utf-8", "replace"))
 
 
-def _without_heads(header: GgufHeader) -> object:
-    """Return metadata that replace the file's; the last entry is empty."""
-    facts = {"block_count": layer_count(header) - head_count(header), "nextn_predict_layers": 0}
-    overrides = (llama_cpp.llama_model_kv_override * (len(facts) + 1))()
-    for override, (name, value) in zip(overrides, facts.items(), strict=False):
-        override.tag = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT
-        override.key = header.for_architecture(name).encode()
-        override.value.val_i64 = value
-    return overrides
+def metadata_overrides(facts: Mapping[str, str | int]) -> object:
+    """Return llama.cpp's array of metadata, which an empty element ends."""
+    array = (llama_cpp.llama_model_kv_override * (len(facts) + 1))()
+    for element, (key, value) in zip(array, facts.items(), strict=False):
+        element.key = key.encode()
+        if isinstance(value, int):
+            element.tag, element.value.val_i64 = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT, value
+        else:
+            element.tag = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_STR
+            element.value.val_str = value.encode()[:127].decode(errors="ignore").encode()
+    return array
 
 
 _EDGE_BYTES = 2**20
@@ -313,7 +303,7 @@ _SAMPLE_BYTES = 4096
 def cells_fingerprint(
     header: GgufHeader, info: ModelInfo, projector: Path | None, *, flash_attention: bool
 ) -> str:
-    """Text on which saved cells depend: model, projector, layout and library. Raises `StartupError`."""
+    """Return the facts that saved cells depend on."""
     facts = (
         f"model={_model_digest(model_files(header))}",
         f"kv={info.kv_type},{info.kv_bytes_per_token}",
@@ -328,21 +318,17 @@ def _model_digest(files: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in files:
         try:
-            _add_file(digest, path)
+            with path.open("rb") as file:
+                facts = os.fstat(file.fileno())
+                # Samples can miss an edit.
+                digest.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
+                digest.update(file.read(_EDGE_BYTES))
+                last = max(0, facts.st_size - _EDGE_BYTES)
+                for index in range(_SAMPLES):
+                    file.seek(last * index // _SAMPLES)
+                    digest.update(file.read(_SAMPLE_BYTES))
+                file.seek(last)
+                digest.update(file.read())
         except OSError as error:
             raise StartupError(f"Cannot read {path}: {error.strerror}.") from None
     return digest.hexdigest()[:32]
-
-
-def _add_file(digest: hashlib._Hash, path: Path) -> None:
-    """Includes the modification time, because samples can miss an edit."""
-    facts = path.stat()
-    digest.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
-    last = max(0, facts.st_size - _EDGE_BYTES)
-    with path.open("rb") as file:
-        digest.update(file.read(_EDGE_BYTES))
-        for index in range(_SAMPLES):
-            file.seek(last * index // _SAMPLES)
-            digest.update(file.read(_SAMPLE_BYTES))
-        file.seek(last)
-        digest.update(file.read())

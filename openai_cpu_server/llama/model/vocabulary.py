@@ -38,11 +38,8 @@ _IDEOGRAPHS = (
 
 
 class WordPieces:
-    """BERT's WordPiece, for texts that llama.cpp splits differently from the reference.
-
-    llama.cpp drops the vowels of Hangul and spacing marks, such as vowels of Devanagari, and has no longest
-    word.
-    """
+    """BERT's WordPiece, for texts that llama.cpp splits differently: it drops vowels of Hangul and
+    Devanagari, and has no longest word."""
 
     def __init__(
         self, pieces: Mapping[str, int], *, names: Collection[str] = (), unknown: int, lowercase: bool
@@ -55,7 +52,6 @@ class WordPieces:
         self._longest = max(map(len, pieces), default=1)
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """`parse_special`: recognize control tokens by name."""
         if not parse_special:
             return [token for word in self._words(text) for token in self._cut(word)]
         found, start = list[int](), 0
@@ -126,10 +122,10 @@ class PieceTable(NamedTuple):
 
 
 class Vocabulary(Closable):
-    """Implementation of the contract's `Tokenizer`. Any thread may call it: native data are only read."""
+    """Implementation of the contract's `Tokenizer`. Any thread may call it."""
 
     def __init__(self, model: Model, *, owns_model: bool = False) -> None:
-        """`owns_model`: `close` also closes the model. Raises StartupError without a tokenizer."""
+        """`owns_model`: `close` also closes the model."""
         self._model = model
         self._owns_model = owns_model
         if llama_cpp.llama_vocab_type(self.native) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
@@ -138,7 +134,6 @@ class Vocabulary(Closable):
 
     @classmethod
     def open(cls, path: Path) -> Vocabulary:
-        """Open a GGUF file's vocabulary without its weights. Raises `StartupError`."""
         header = GgufHeader(path)
         _require_sound(header)
         model = Model.open_vocabulary(header)
@@ -166,11 +161,11 @@ class Vocabulary(Closable):
 
     @property
     def bos(self) -> int | None:
-        return _present(llama_cpp.llama_vocab_bos(self.native))
+        return self._special("bos")
 
     @property
     def eos(self) -> int | None:
-        return _present(llama_cpp.llama_vocab_eos(self.native))
+        return self._special("eos")
 
     @property
     def bos_text(self) -> str:
@@ -179,6 +174,10 @@ class Vocabulary(Closable):
     @property
     def eos_text(self) -> str:
         return self._text_of(self.eos)
+
+    def _special(self, name: str) -> int | None:
+        token = getattr(llama_cpp, f"llama_vocab_{name}")(self.native)
+        return None if token == llama_cpp.LLAMA_TOKEN_NULL else int(token)
 
     def _text_of(self, token: int | None) -> str:
         return "" if token is None else self.decode([token], special=True)
@@ -189,25 +188,17 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def fim(self) -> FimTokens | None:
-        prefix = _present(llama_cpp.llama_vocab_fim_pre(self.native))
-        suffix = _present(llama_cpp.llama_vocab_fim_suf(self.native))
-        middle = _present(llama_cpp.llama_vocab_fim_mid(self.native))
+        prefix, suffix, middle = map(self._special, ("fim_pre", "fim_suf", "fim_mid"))
         if prefix is None or suffix is None or middle is None:
             return None
-        return FimTokens(
-            prefix=prefix,
-            suffix=suffix,
-            middle=middle,
-            repository=_present(llama_cpp.llama_vocab_fim_rep(self.native)),
-            file=_present(llama_cpp.llama_vocab_fim_sep(self.native)),
-        )
+        return FimTokens(prefix, suffix, middle, self._special("fim_rep"), self._special("fim_sep"))
 
     @functools.cached_property
     def marks(self) -> SequenceMarks:
-        """EOS (or SEP) and SEP between query and text, if the tokenizer adds them, as in llama-server."""
+        """Between query and text stand EOS (or SEP) and SEP, as in llama-server."""
         around, vocab = self.encode("", add_special=True, parse_special=False), self.native
         num_begin = int(around[:1] == [self.bos])
-        sep = _present(llama_cpp.llama_vocab_sep(vocab))
+        sep = self._special("sep")
         eos = sep if self.eos is None else self.eos
         adds_eos, adds_sep = llama_cpp.llama_vocab_get_add_eos, llama_cpp.llama_vocab_get_add_sep
         between = [eos] * bool(adds_eos(vocab)) + [sep] * bool(adds_sep(vocab))
@@ -240,8 +231,12 @@ class Vocabulary(Closable):
         buffer = ctypes.create_string_buffer(_PIECE_BYTES)
         shown, text, ends = memoryview(buffer), bytearray(), array("I")
         for token in range(self._size):
-            length = render(vocab, token, buffer, _PIECE_BYTES, 0, True)
-            text += shown[:length] if length >= 0 else _long_piece(vocab, token, -length)
+            length = render(vocab, token, buffer, len(shown), 0, True)
+            if length < 0:
+                buffer = ctypes.create_string_buffer(-length)
+                shown = memoryview(buffer)
+                length = render(vocab, token, buffer, len(shown), 0, True)
+            text += shown[:length]
             ends.append(len(text))
         return PieceTable(bytes(text), ends, array("I", sorted(self.silent_tokens)))
 
@@ -259,7 +254,7 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def _silent_ends(self) -> list[str]:
-        """Names of control tokens that end a turn, which each message of a conversation has."""
+        """Names of control tokens that each message of a conversation ends with."""
         ends = [end for end in self.end_tokens if self.attributes[end] & _SILENT]
         return [name for end in ends if (name := self.piece(end, special=True).decode("utf-8", "replace"))]
 
@@ -279,7 +274,7 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def _word_pieces(self) -> WordPieces | None:
-        """Return None if llama.cpp splits texts as the model's own tokenizer does."""
+        """Return None if llama.cpp splits texts rightly."""
         if llama_cpp.llama_vocab_type(self.native) != llama_cpp.LLAMA_VOCAB_TYPE_WPM:
             return None
         header = self._model.header
@@ -294,8 +289,7 @@ class Vocabulary(Closable):
         )
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes of a token. Raises `InvalidRequest` for other numbers, for which llama.cpp
-        would end the process."""
+        """Return the bytes of a token. Raises `InvalidRequest` for other numbers."""
         if not 0 <= token < self._size:
             raise InvalidRequest(f"{token} is not a token: the vocabulary has {self._size}.", param="tokens")
         if not special and token in self.silent_tokens:
@@ -312,7 +306,7 @@ class Vocabulary(Closable):
 
 
 def try_out(vocabulary: Vocabulary) -> None:
-    """Encode what any text can have, so that a vocabulary that crashes llama.cpp does so now."""
+    """Encode all kinds of characters, so that a vocabulary that crashes llama.cpp does so now."""
     for special in (False, True):
         vocabulary.encode(_TRIAL, add_special=True, parse_special=special)
 
@@ -356,13 +350,3 @@ def _tokenized(vocab: object, text: str, *, add_special: bool, parse_special: bo
         if count >= 0:
             return list(tokens[:count])
         capacity = -count
-
-
-def _long_piece(vocab: object, token: int, size: int) -> bytes:
-    buffer = ctypes.create_string_buffer(size)
-    llama_cpp.llama_token_to_piece(vocab, token, buffer, size, 0, True)
-    return buffer.raw
-
-
-def _present(token: int) -> int | None:
-    return None if token == llama_cpp.LLAMA_TOKEN_NULL else int(token)

@@ -1,4 +1,4 @@
-"""Devices beside the CPU that this build of llama.cpp supports, and the parts of a model that go there."""
+"""Devices that this build of llama.cpp supports, and the parts of a model that go there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_DEVICE = "llama.cpp finds no device beside the CPU (scripts/serve --gpu build
 
 
 def with_device_or_without(load: Callable[[EngineOptions], T], options: EngineOptions) -> T:
-    """Load the model, on the CPU alone if the device is full or fails. Raises `StartupError`."""
+    """Load the model, on the CPU alone if the device is full or fails."""
     try:
         return load(options)
     except DeviceFailed as error:
@@ -54,10 +54,9 @@ def devices() -> list[Device]:
 
 
 class NativeSplit:
-    """Split as `llama_model_params`. Owns lists that llama.cpp reads as long as the model lives."""
+    """Owns lists that llama.cpp reads as long as the model lives."""
 
     def __init__(self, split: Split | None = None, device: Device | None = None) -> None:
-        """Name the devices, or none for the CPU alone. Raises `StartupError` for an absent device."""
         overrides = split.overrides if split is not None else []
         others = [to for _, to in overrides if to != CPU]
         names = list(dict.fromkeys([device.name, *others])) if device is not None else []
@@ -80,7 +79,7 @@ class NativeSplit:
         return DeviceFailed(message) if self.uses_device else StartupError(message)
 
     def apply_to(self, params: llama_cpp.llama_model_params) -> None:
-        """Name the device or none, because llama.cpp would otherwise use every device."""
+        """Without a name llama.cpp would use every device."""
         params.n_gpu_layers = self._num_layers
         params.devices = ctypes.addressof(self._devices)
         params.tensor_split = self._shares
@@ -139,8 +138,6 @@ def _ggml() -> Any:
 
 
 class Places(NamedTuple):
-    """Parts of a model on a device."""
-
     native: NativeSplit
     split: Split | None
     placement: DevicePlacement | None
@@ -155,7 +152,6 @@ class Places(NamedTuple):
         return kv_size.DeviceMemory() if self.split is None else self.split.device_memory
 
     def most_cells(self, cells: int) -> int:
-        """Limit the cells to those planned on the device."""
         return cells if self.split is None else min(cells, self.split.cells)
 
     @classmethod
@@ -166,11 +162,7 @@ class Places(NamedTuple):
 
 
 def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
-    """Return the requested parts that fit, without loading anything. Raises `StartupError` for an invalid
-    pattern or device.
-
-    `free_bytes`: of the machine.
-    """
+    """Return the requested parts that fit, given the machine's free memory."""
     offload = options.offload
     if not offload.wants_device:
         return Places.cpu_alone(offload.given_up)
@@ -210,13 +202,13 @@ def of_draft_model(options: EngineOptions, path: Path) -> EngineOptions:
         projector_path=None,
         offload=options.draft_offload,
         draft_offload=ON_CPU,
-        kv_type=kv_size.DRAFT_KV_TYPE.label,
+        kv_type=kv_size.DRAFT_KV_TYPE.value.name,
     )
 
 
 def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -> SplitPlanner:
-    """Return the planner of splits for this device, beside the draft model, which comes first because it is
-    small and computes more often. Raises `StartupError`."""
+    """Return the planner of splits beside the draft model, which comes first because it is small and computes
+    more often."""
     name_of = _ggml().ggml_backend_dev_name  # `Vulkan0` for `vulkan0`
     named = tuple((pattern, _text(name_of(_handle(to)))) for pattern, to in options.offload.tensor_place)
     offload = msgspec.structs.replace(options.offload, tensor_place=named)
@@ -241,7 +233,7 @@ def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -
 
 
 def device_for(offload: Offload) -> Device | None:
-    """Return the named device, else a separate GPU before an integrated one. Raises `StartupError`."""
+    """Return the named device, else a separate GPU before an integrated one."""
     found = devices()
     if offload.device is None or not found:
         return min(found, key=lambda device: _PREFERRED.index(device.kind), default=None)

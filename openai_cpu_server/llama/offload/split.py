@@ -1,5 +1,4 @@
-"""Computes which parts of a model fit on a device, from its tensors, cells, states and buffers. Loads no
-native code.
+"""Computes which parts of a model fit on a device.
 
 llama.cpp counts layers from the end, and the output is the first of them. Embeddings stay on the CPU. The
 cells and the state of a layer lie where the layer is, or on the CPU.
@@ -43,8 +42,7 @@ class LayerBytes(NamedTuple):
 
 
 class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a model. Tensors that match a pattern of `--tensor-place` do not count in `layers` and
-    `output_bytes`."""
+    """Sizes of a model. Tensors that match `--tensor-place` do not count in `layers` and `output_bytes`."""
 
     layers: tuple[LayerBytes, ...]
     output_bytes: int
@@ -65,7 +63,6 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, header: GgufHeader, kv_type: kv_size.KVType, offload: Offload, device: str) -> ModelSizes:
-        """Read the sizes. Raises `StartupError` for a damaged file or an invalid pattern."""
         tensors, patterns = model_tensors(header), placing(offload)
         by_pattern: dict[int | None, list[Tensor]] = defaultdict(list)
         for tensor in tensors:
@@ -98,7 +95,6 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes per sequence, in all layers."""
         return sum(layer.state for layer in self.layers)
 
     @property
@@ -112,7 +108,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def placing(offload: Offload) -> list[tuple[re.Pattern[str], str]]:
-    """Compile `--tensor-place`, whose first match decides. Raises `StartupError`."""
+    """Compile `--tensor-place`, whose first match decides."""
     try:
         return [(re.compile(pattern), to) for pattern, to in offload.tensor_place]
     except re.error as error:
@@ -123,8 +119,7 @@ def placing(offload: Offload) -> list[tuple[re.Pattern[str], str]]:
 def _layers(
     header: GgufHeader, tensors: dict[int | None, list[Tensor]], cells: Sequence[int]
 ) -> Iterator[LayerBytes]:
-    """A layer without cells has a state of as many bytes as in llama.cpp (n_embd_r and n_embd_s of
-    llama-hparams.cpp)."""
+    """A layer without cells has a state (n_embd_r and n_embd_s of llama-hparams.cpp)."""
     state_bytes = _FLOAT_BYTES * _state_values(header)
     has_both = header.architecture in _CELLS_AND_STATES
     for number, cell in enumerate(cells):
@@ -142,8 +137,7 @@ def _size(header: GgufHeader, name: str) -> int:
 
 
 def _activation_floats(header: GgufHeader) -> int:
-    """Products of a feed-forward and some rows of the model's width, or those of attention. Within 4 % of
-    ggml's reservation for shapes of llama, qwen3moe, gpt-oss, qwen3.5 and lfm2
+    """Products of a feed-forward and some rows, or those of attention. Within 4 % of ggml's reservation
     (tests/llama/test_split.py)."""
     width, heads = _size(header, "embedding_length"), _size(header, "attention.head_count")
     num_experts = _size(header, "expert_used_count")
@@ -167,8 +161,6 @@ def _state_values(header: GgufHeader) -> int:
 
 
 class StepSizes(NamedTuple):
-    """Dimensions of a model's context and of its steps."""
-
     cells: int
     tokens: int
     outputs: int
@@ -183,10 +175,7 @@ class StepSizes(NamedTuple):
     def of_embeddings(
         cls, header: GgufHeader, sizes: ModelSizes, options: EngineOptions, free_bytes: int
     ) -> StepSizes:
-        """Same sizes as in `llama.embedder`; a causal model also computes unused logits of all tokens.
-
-        `free_bytes`: beside the weights.
-        """
+        """Same sizes as in `llama.embedder`; a causal model also computes unused logits of all tokens."""
         trained = header.arch_int("context_length") or 0
         tokens = kv_size.embedding_tokens(
             kv_size.longest_input(options, trained, sizes.vocab_size, free_bytes)
@@ -231,8 +220,6 @@ class DeviceBytes(NamedTuple):
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """Division of a model between the CPU and a device."""
-
     offload: Offload
     """Request with numbers in place of `auto` and `all`."""
     num_layers: int
@@ -260,7 +247,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overrides(self) -> list[tuple[str, str]]:
-        """Patterns and places for llama.cpp; the first match decides."""
+        """Patterns and places; the first match decides."""
         layers = "|".join(map(str, range(self.offload.cpu_moe)))
         return [*self.offload.tensor_place, *([(rf"blk\.({layers}){_EXPERTS}", CPU)] if layers else [])]
 
@@ -291,7 +278,7 @@ _LEAST_MARGIN, _MOST_MARGIN, _MARGIN_SHARE = 256 * 2**20, 2**30, 16
 
 
 def margin_bytes(device: Device) -> int:
-    """Return the memory to leave to drivers, backends and other users. llama.cpp's `--fit` leaves 1 GiB."""
+    """Return the memory for drivers and other users. llama.cpp's `--fit` leaves 1 GiB."""
     return min(max(_LEAST_MARGIN, device.total_bytes // _MARGIN_SHARE), _MOST_MARGIN)
 
 
@@ -314,9 +301,8 @@ class SplitPlanner:
         self._kv_on_gpu = offload.kv_on_gpu is not False
 
     def first_choice(self) -> Split:
-        """Return the requested split, reduced until it fits: first experts stay on the CPU, then layers. A
-        device that does not report its memory gets a requested number of layers unchecked, and otherwise
-        nothing."""
+        """Return the requested split, reduced until it fits: first experts stay on the CPU, then layers.
+        Without a report of the memory, only a requested number of layers goes to the device."""
         request = self._split(self._most_layers, self._least_cpu_moe, kv_on_gpu=self._kv_on_gpu)
         is_unchecked = not self._device.total_bytes and isinstance(self._offload.gpu_layers, int)
         if is_unchecked or self._fits(request):
@@ -341,7 +327,7 @@ class SplitPlanner:
 
     @property
     def unused_options(self) -> list[str]:
-        """Sentences about options that do not apply to this model."""
+        """Sentences about options that do not apply."""
         sentences = [
             f"--tensor-place: {pattern!r} matches no tensor" for pattern in self._sizes.unused_patterns
         ]
@@ -351,7 +337,7 @@ class SplitPlanner:
 
     @property
     def why_cpu_alone(self) -> str:
-        """Reason as a clause, for a first choice that is the CPU alone and has no `why`."""
+        """Reason as a clause, for a first choice without `why`."""
         if self._offload.gpu_layers == 0:
             return f"no tensor of it is placed on {self._device.name}"
         if not self._device.total_bytes:

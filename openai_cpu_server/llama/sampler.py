@@ -1,4 +1,5 @@
-"""llama.cpp's samplers in its order, on the few tokens that matter."""
+"""llama.cpp's samplers in its order, on the few tokens that matter. A draw depends only on (seed, output
+position), so an output is the same whatever else is computed, interrupted or replayed."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import functools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,16 +29,9 @@ _MOST_EXPONENT = 80.0
 _MORE_TOKENS = 256
 
 
-class _Adjustment(Protocol):
-    def accept(self, token: int) -> None:
-        """Take the next token of the output."""
-
-    def apply(self, logits: Logits) -> None:
-        """Change logits (vocabulary,) in place; -inf forbids."""
-
-
 class Adjustments:
-    """Adjustments of one request in the order bias, penalties, end tokens."""
+    """Adjustments in the order bias, penalties, end tokens. They change logits (vocabulary,) in place; -inf
+    forbids."""
 
     def __init__(
         self, opened: Open, *, vocab_size: int, end_tokens: Collection[int], piece: Spelling
@@ -47,7 +41,7 @@ class Adjustments:
         self._bias = np.fromiter(sampling.logit_bias.values(), np.float32)
         assert all(0 <= token < vocab_size for token in sampling.logit_bias), "the API refuses such a bias"
         assert all(bias < math.inf for bias in sampling.logit_bias.values()), "the API refuses such a bias"
-        self._parts: list[_Adjustment] = []
+        self._parts: list[_RepeatPenalty | _UsagePenalty | BadWords | DryRepetitions] = []
         if sampling.repeat_penalty != 1:
             self._parts.append(_RepeatPenalty(sampling, prompt))
         if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
@@ -86,7 +80,7 @@ class Adjustments:
 
 
 class _RepeatPenalty:
-    """llama.cpp's: a factor for tokens among the last n, including the prompt."""
+    """Factor for tokens among the last n, including the prompt, as in llama.cpp."""
 
     def __init__(self, sampling: Sampling, prompt: Iterable[int]) -> None:
         self._penalty = np.float32(REPEAT_PENALTY.nearest(sampling.repeat_penalty))
@@ -146,11 +140,8 @@ class BadWords:
 
 
 class DryRepetitions:
-    """Earlier occurrences of the last tokens.
-
-    Penalties are those of `llama_sampler_init_dry`: a repetition ends at a breaker, which is found by its
-    text. Construction takes linear time, a token one pass of numpy.
-    """
+    """Penalties of `llama_sampler_init_dry` for earlier occurrences of the last tokens. A repetition ends at
+    a breaker, which is found by its text. Construction takes linear time, a token one pass of numpy."""
 
     def __init__(self, penalty: DryPenalty, tokens: Sequence[int], piece: Spelling) -> None:
         self._penalty = penalty
@@ -218,7 +209,7 @@ class DryRepetitions:
 
 
 def common_suffixes(tokens: Sequence[int]) -> NDArray[np.int32]:
-    """Return how many tokens up to each place equal the last ones (Z algorithm backwards)."""
+    """Return how many tokens up to each place equal the last ones (Z algorithm)."""
     backwards = tokens[::-1]
     count = len(backwards)
     lengths = [0] * count
@@ -253,11 +244,8 @@ _DEPTHS = (8.0, 16.0)
 
 
 class Scratch:
-    """Buffers for one row of logits, shared by all samplers of a process.
-
-    numpy's temporaries would be mapped and unmapped each time, which takes several times as long as the
-    arithmetic (`scripts/regress.py sampling`).
-    """
+    """Buffers shared by all samplers of a process. numpy's temporaries would be mapped and unmapped each
+    time, which takes longer than the arithmetic (`scripts/regress.py sampling`)."""
 
     def __init__(self, vocab_size: int) -> None:
         assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
@@ -282,7 +270,6 @@ class Scratch:
         return weights
 
     def narrowed(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
-        """Copy the tokens that the chain keeps of these."""
         count = len(tokens)
         self._records["id"][:count] = tokens
         self._records["logit"][:count] = logits[tokens]
@@ -297,7 +284,7 @@ def above(logits: Logits, floor: float) -> Tokens:
 
 
 def best_tokens(logits: Logits, count: int) -> Tokens:
-    """Return the `count` best tokens, and perhaps others, bounded by the maxima of groups."""
+    """Return the `count` best tokens, and perhaps others."""
     width = len(logits) // _GROUPS
     if not 0 < count <= width:
         return above(logits, -math.inf)
@@ -313,8 +300,8 @@ def best_tokens(logits: Logits, count: int) -> Tokens:
 
 
 def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
-    """Return the top-p tokens, at least one. Of equal ones at the edge the first are kept. The largest
-    logit must be finite."""
+    """Return the top-p tokens. Of equal ones at the edge the first are kept. The largest logit must be
+    finite."""
     weights = scratch.weights(logits)
     wanted = share * float(_block_sums(weights).sum(dtype=np.float64))
     for depth in (*_DEPTHS, math.inf):  # few tokens, so that sorting them is cheap
@@ -340,8 +327,6 @@ _ROUNDING = 1e-3
 
 
 class Truncation(NativeObject):
-    """Sampler chain of a request."""
-
     def __init__(self, sampling: Sampling, scratch: Scratch) -> None:
         params = llama_cpp.llama_sampler_chain_default_params()
         super().__init__(llama_cpp.llama_sampler_chain_init(params), llama_cpp.llama_sampler_free)
@@ -358,13 +343,8 @@ class Truncation(NativeObject):
             llama_cpp.llama_sampler_chain_add(self.handle, sampler)
 
     def apply(self, logits: Logits) -> Survivors:
-        """Tokens that remain of logits (vocabulary,), at least one."""
         tokens = _keepable(self._sampling, logits, self._scratch)
         return self._scratch.narrowed(self.handle, tokens, logits)
-
-
-def truncates(sampling: Sampling) -> bool:
-    return sampling.top_k is not None or sampling.typical_p < 1 or sampling.top_p < 1 or sampling.min_p > 0
 
 
 def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
@@ -407,8 +387,8 @@ def _splitmix64(state: int) -> int:
 def draw(
     logits: Logits, temperature: float, chance: float, scratch: Scratch, forbidden: Forbidden | None = None
 ) -> int:
-    """Return the index at the quantile `chance` of the softmax at `temperature`, at least `COLDEST`. The
-    largest logit must be finite, and not forbidden."""
+    """Return the index at the quantile `chance` of the softmax. The largest logit must be finite, and not
+    forbidden."""
     if len(logits) <= _FEW:  # half of the overhead, and nothing overflows
         exact = logits.astype(np.float64)
         weights = np.exp((exact - exact.max()) / max(temperature, COLDEST))
@@ -460,7 +440,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Sampler:
-    """Sampler of one open slot: bias and penalties, then truncation, then the draw of its output position.
+    """Sampler of one slot: adjustments, then truncation, then the draw of its output position. Methods raise
+    `BadLogits`.
 
     If the parameters of an unconstrained request forbid every token, its output ends with the model's end
     token, or continues with the best token if there is none.
@@ -470,15 +451,15 @@ class Sampler:
         self, opened: Open, scratch: Scratch, *, vocab_size: int, end_tokens: frozenset[int], piece: Spelling
     ) -> None:
         self._scratch = scratch
-        self._sampling = opened.sampling
+        self._sampling = sampling = opened.sampling
         self._position = len(opened.output)
         self._end_tokens = end_tokens
         self._adjustments = Adjustments(opened, vocab_size=vocab_size, end_tokens=end_tokens, piece=piece)
-        narrows = opened.sampling.temperature > 0 and truncates(opened.sampling)
-        self._truncation = Truncation(opened.sampling, scratch) if narrows else None
+        truncates = min(sampling.typical_p, sampling.top_p) < 1 or sampling.min_p > 0
+        narrows = sampling.temperature > 0 and (truncates or sampling.top_k is not None)
+        self._truncation = Truncation(sampling, scratch) if narrows else None
 
     def choose(self, logits: Logits, allowed: Allowed | None = None) -> int:
-        """Return an allowed token, given logits (vocabulary,). Raises `BadLogits`."""
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
             raise BadLogits(
@@ -517,7 +498,8 @@ class Sampler:
         if is_best_allowed and is_cold:
             return best
         forbidden = np.flatnonzero(~allowed)
-        if is_best_allowed and self._draws_from_all:
+        is_cut = self._truncation is not None or self._sampling.top_n_sigma > 0
+        if is_best_allowed and not is_cut and not self._excludes_top_choices:
             return self._draw(logits, forbidden)
         masked = self._scratch.copy(logits) if adjusted is logits else adjusted
         masked[forbidden] = -np.inf
@@ -529,11 +511,6 @@ class Sampler:
         return int(masked.argmax()) if is_cold else self._draw(masked)
 
     @property
-    def _draws_from_all(self) -> bool:
-        cuts = self._truncation is not None or self._sampling.top_n_sigma > 0
-        return not cuts and not self._excludes_top_choices
-
-    @property
     def _excludes_top_choices(self) -> bool:
         probability = self._sampling.xtc_probability
         return probability > 0 and uniform(self._sampling.seed ^ _OF_XTC, self._position) < probability
@@ -543,8 +520,8 @@ class Sampler:
         self._position += 1
 
     def score(self, logits: Logits, token: int, num_top: int, also: tuple[int, ...] = ()) -> TokenLogprob:
-        """Return the log-probabilities of the token, the `num_top` best and those in `also`, before
-        adjustments. Raises `BadLogits`."""
+        """Return the log-probabilities of the token, the best ones and those in `also`, before
+        adjustments."""
         largest = logits.max()
         if not np.isfinite(largest):
             raise BadLogits(f"The largest logit is {largest}.")
@@ -558,7 +535,7 @@ class Sampler:
             self._truncation.close()
 
     def _draw(self, logits: Logits, forbidden: Forbidden | None = None) -> int:
-        """`forbidden`: tokens without weight, only if all others can be drawn."""
+        """`forbidden`: only if all others can be drawn."""
         chance = uniform(self._sampling.seed, self._position)
         temperature = self._sampling.temperature
         if self._sampling.top_n_sigma > 0:
@@ -576,14 +553,14 @@ class Sampler:
 
 
 def within_sigmas(logits: Logits, sigmas: float) -> Logits:
-    """Forbid logits more than `sigmas` standard deviations of the finite ones below the largest."""
+    """Forbid logits further below the largest than these standard deviations of the finite ones."""
     finite_ones = logits[logits > -np.inf]
     floor = float(logits.max()) - sigmas * float(finite_ones.std(dtype=np.float64))
     return np.where(logits >= np.float32(floor), logits, np.float32(-np.inf))
 
 
 def without_top_choices(candidates: Survivors, threshold: float) -> Survivors:
-    """XTC: of the tokens above the threshold only the least likely stays, with all below it."""
+    """XTC: of the tokens above the threshold only the least likely stays."""
     weights = np.exp(candidates.logits.astype(np.float64) - float(candidates.logits.max()))
     is_top = weights >= threshold * weights.sum()
     if is_top.sum() < 2:
@@ -594,7 +571,7 @@ def without_top_choices(candidates: Survivors, threshold: float) -> Survivors:
 
 
 def finite_logits(adjusted: Logits) -> Logits:
-    """Replace NaN and infinities, which no sampler can handle; -inf, which forbids, stays."""
+    """Replace NaN and infinities; -inf, which forbids, stays."""
     largest = adjusted.max()
     if np.isfinite(largest) or largest == -np.inf:
         return adjusted
