@@ -36,14 +36,14 @@ class OutputParts:
         finish = event.finish
         if finish is not None and not finish.is_good:
             return (event,)
-        texts = self.read(event.tokens, event.text)
+        texts, search = self.read(event.tokens, event.text), self._tokens
         if finish is not None:
-            if self._tokens is not None:
-                self._tokens.finish()
             texts += self._text.finish()
-            finish = replace(finish, thought_tokens=self.thought_tokens)
+            if search is not None:
+                search.finish()
+                finish = replace(finish, thought_tokens=search.num_thoughts)
         first, *more = texts or [PartText(self._text.part, "")]
-        start = self.answer_start
+        start = search.start if search is not None else 0
         head = replace(event, text=first.text, part=first.part, answer_start=start, finish=None)
         further = (TokenEvent(id=event.id, text=text, part=part, answer_start=start) for part, text in more)
         *before, last = (head, *further)
@@ -54,14 +54,6 @@ class OutputParts:
             for token in tokens:
                 self._tokens.read(self._name(token))
         return self._text.feed(text)
-
-    @property
-    def thought_tokens(self) -> int:
-        return self._tokens.num_thoughts if self._tokens is not None else 0
-
-    @property
-    def answer_start(self) -> int | None:
-        return self._tokens.start if self._tokens is not None else 0
 
 
 class AnswerSearch:

@@ -7,6 +7,7 @@ import logging
 import platform
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -138,15 +139,15 @@ class Measured(Generic[K, V]):
         """Return all measurements of this model here, newest first."""
         conditions = self.key_type.VERSION, ModelFacts.of(model), MachineFacts.here()
         found = []
-        for path in sorted(self.folder.glob(f"{self._kind}-*.json"), key=_age):
+        for path in self.folder.glob(f"{self._kind}-*.json"):
             try:
-                key, value = self._read(path)
+                (key, value), modified_s = self._read(path), path.stat().st_mtime
             except _DAMAGE as error:
                 logger.debug("ignoring %s: %s", path, error)
                 continue
             if (key.version, key.model, key.machine) == conditions and self.is_sane(value):
-                found.append((key, value))
-        return found
+                found.append((modified_s, (key, value)))
+        return [entry for _, entry in sorted(found, key=itemgetter(0), reverse=True)]
 
     def put(self, key: K, value: V) -> bool:
         """Store a measurement. Return False, and log why, if that fails."""
@@ -170,13 +171,6 @@ class Measured(Generic[K, V]):
             msgspec.json.decode(entry.key, type=self.key_type),
             msgspec.json.decode(entry.value, type=self.value_type),
         )
-
-
-def _age(path: Path) -> float:
-    try:
-        return -path.stat().st_mtime
-    except OSError:  # gone meanwhile
-        return 0.0
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

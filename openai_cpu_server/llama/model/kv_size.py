@@ -204,9 +204,8 @@ class SequencePlan(NamedTuple):
         copies_whole: bool = False,
     ) -> SequencePlan:
         """`can_go_back`: llama.cpp can keep snapshots. `copies_whole`: only whole sequences can be copied."""
-        has_snapshots = state_bytes > 0 and can_go_back
         snapshots = 0
-        if has_snapshots:
+        if state_bytes and can_go_back:
             snapshots = num_snapshots(options, state_bytes, has_window=has_window, drafts=drafts)
         num_guarded = options.max_seqs if has_window else 0
         left = max(0, SLOTS_MAX - NUM_COPYING - options.max_seqs - num_guarded)
