@@ -245,7 +245,7 @@ _DEPTHS = (8.0, 16.0)
 
 class Scratch:
     """Buffers shared by all samplers of a process. numpy's temporaries would be mapped and unmapped each
-    time, which takes longer than the arithmetic (`scripts/regress.py sampling`)."""
+    time, which takes longer than the arithmetic (docs/measurements.md)."""
 
     def __init__(self, vocab_size: int) -> None:
         assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
@@ -348,6 +348,7 @@ class Truncation(NativeObject):
 
 
 def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
+    """Return at least the tokens that the chain keeps. One of its parameters cuts, as `Sampler` checks."""
     if sampling.top_k is not None:
         tokens = best_tokens(logits, sampling.top_k)
         return tokens[logits[tokens] > _below(logits, _NEGLIGIBLE)] if sampling.typical_p < 1 else tokens

@@ -57,7 +57,7 @@ class DistributionHistogram(Collector):
         yield family
 
 
-class _Family(NamedTuple):
+class _Metric(NamedTuple):
     kind: type[Counter | Gauge | Histogram | DistributionHistogram]
     documentation: str
     labels: tuple[str, ...] = ()
@@ -67,167 +67,167 @@ class _Family(NamedTuple):
 
 _ROUTE_LABELS = ("route", "priority")
 _KEY_LABELS = ("key", "model")
-_FAMILIES = {
-    "requests": _Family(
+_METRICS = {
+    "requests": _Metric(
         Counter,
         "Requests that have ended; status 499: the client disconnected. Origin: http, batch, websocket "
         "or background.",
         ("origin", "method", "route", "priority", "status"),
     ),
-    "refusals": _Family(
+    "refusals": _Metric(
         Counter,
         "Requests that ended with an error, by the code of the error object, else its type.",
         ("code",),
     ),
-    "routed_requests": _Family(
+    "routed_requests": _Metric(
         Counter,
         "Requests that a router has sent to this model, by reason (why): rule, classified, similar, "
         "share, otherwise, unavailable (the deciding model), sure, unsure, cut, stream, too_long or "
         "failed.",
         ("router", "model", "why"),
     ),
-    "sequences": _Family(
+    "sequences": _Metric(
         Counter, "Choices by how they ended: stop, length, cancelled or unfinished.", ("priority", "reason")
     ),
-    "prompt_tokens": _Family(Counter, "Tokens of the prompts of ended requests.", ("priority",)),
-    "cached_tokens": _Family(
+    "prompt_tokens": _Metric(Counter, "Tokens of the prompts of ended requests.", ("priority",)),
+    "cached_tokens": _Metric(
         Counter,
-        "Prompt tokens of ended requests that were taken from the cache or from another request.",
+        "Prompt tokens of ended requests that were not computed, with those of answers from a cache.",
         ("priority",),
     ),
-    "audio_seconds": _Family(Counter, "Seconds of sound in the prompts of ended requests.", ("priority",)),
-    "output_tokens": _Family(Counter, "Output tokens of ended requests.", ("priority",)),
-    "adapter_tokens": _Family(
+    "audio_seconds": _Metric(Counter, "Seconds of sound in the prompts of ended requests.", ("priority",)),
+    "output_tokens": _Metric(Counter, "Output tokens of ended requests.", ("priority",)),
+    "adapter_tokens": _Metric(
         Counter,
         "Tokens of ended requests with a LoRA adapter, by MODEL:NAME; kind: prompt or output.",
         ("adapter", "kind"),
     ),
-    "embedded_inputs": _Family(
+    "embedded_inputs": _Metric(
         Counter, "Inputs of ended requests that were embedded or scored.", ("priority",)
     ),
-    "embedded_tokens": _Family(
+    "embedded_tokens": _Metric(
         Counter, "Tokens of ended requests that were embedded or scored.", ("priority",)
     ),
-    "queue_seconds": _Family(Histogram, "Seconds from submission to the first step.", _ROUTE_LABELS),
-    "time_to_first_token_seconds": _Family(
+    "queue_seconds": _Metric(Histogram, "Seconds from submission to the first step.", _ROUTE_LABELS),
+    "time_to_first_token_seconds": _Metric(
         Histogram, "Seconds from arrival to the first token.", _ROUTE_LABELS
     ),
-    "request_seconds": _Family(
+    "request_seconds": _Metric(
         Histogram, "Seconds from arrival to the end, of requests that were submitted.", _ROUTE_LABELS
     ),
-    "inter_token_seconds": _Family(
+    "inter_token_seconds": _Metric(
         DistributionHistogram,
         "Seconds between tokens of a sequence as they leave the engine, one observation a token.",
         _ROUTE_LABELS,
     ),
-    "answer_cache_requests": _Family(
+    "answer_cache_requests": _Metric(
         Counter,
         "Requests by the result of the cache of answers: exact, semantic, miss or bypass (switched off "
         "by the request, or the answer is random).",
         ("result",),
     ),
-    "answer_cache_output_tokens": _Family(
+    "answer_cache_output_tokens": _Metric(
         Counter,
         "Output tokens from the cache of answers, which were not computed; ocs_output_tokens_total "
         "counts them too.",
     ),
-    "answer_cache_stores": _Family(Counter, "Answers that this server has stored in the cache of answers."),
-    "answer_cache_entries": _Family(Gauge, "Answers in the cache of answers when it was last written."),
-    "answer_cache_bytes": _Family(Gauge, "Bytes of the cache of answers."),
-    "batch_rows": _Family(
+    "answer_cache_stores": _Metric(Counter, "Answers that this server has stored in the cache of answers."),
+    "answer_cache_entries": _Metric(Gauge, "Answers in the cache of answers when it was last written."),
+    "answer_cache_bytes": _Metric(Gauge, "Bytes of the cache of answers."),
+    "batch_rows": _Metric(
         Counter,
         "Rows of batches by outcome: answered, failed, or put_off (to be run again later).",
         ("outcome",),
     ),
-    "batch_rows_running": _Family(Gauge, "Rows of batches that run or wait in the queue."),
-    "engine_restarts": _Family(
+    "batch_rows_running": _Metric(Gauge, "Rows of batches that run or wait in the queue."),
+    "engine_restarts": _Metric(
         Counter,
         "Deaths of the engine process after its first start, by cause: a signal's name, hang, ...",
         ("cause",),
     ),
-    "reader_restarts": _Family(
+    "reader_restarts": _Metric(
         Counter,
         "Deaths of reader processes, by cause: their input, or a signal from outside.",
         ("cause",),
     ),
-    "reader_work": _Family(
+    "reader_work": _Metric(
         Gauge,
         "Clients' pieces of work by kind (quick, program, media or document) and state (waiting or running).",
         ("kind", "state"),
     ),
-    "reader_share_seconds": _Family(
+    "reader_share_seconds": _Metric(
         Gauge, "CPU seconds that a piece of work may take in a reader before it is refused."
     ),
-    "model_loads": _Family(
+    "model_loads": _Metric(
         Counter, "Loads of models on demand, by outcome: loaded or failed.", ("model", "outcome")
     ),
-    "model_load_seconds": _Family(
+    "model_load_seconds": _Metric(
         Histogram,
         "Seconds from the start of a process to a loaded model, of models that are loaded on demand.",
         ("model",),
     ),
-    "model_unloads": _Family(
+    "model_unloads": _Metric(
         Counter,
         "Models that were unloaded, by reason (why): idle, room (for another model), asked (by an "
         "administrator), or replaced.",
         ("model", "why"),
     ),
-    "step_seconds": _Family(Histogram, "Seconds that steps took.", buckets=_STEP_S),
-    "step_predicted_seconds": _Family(
+    "step_seconds": _Metric(Histogram, "Seconds that steps took.", buckets=_STEP_S),
+    "step_predicted_seconds": _Metric(
         Histogram, "Seconds that the cost model had predicted for them.", buckets=_STEP_S
     ),
-    "step_real_to_predicted_ratio": _Family(
+    "step_real_to_predicted_ratio": _Metric(
         Histogram, "The real time of steps divided by the predicted one.", buckets=_RATIOS
     ),
-    "step_tokens": _Family(Histogram, "Tokens that steps computed, padding not counted.", buckets=_TOKENS),
-    "step_sequences": _Family(Histogram, "Sequences of a step.", buckets=_TOKENS),
-    "computed_tokens": _Family(Counter, "Tokens that steps computed, of prompts and outputs."),
-    "padding_tokens": _Family(Counter, "Discarded tokens that made steps faster."),
-    "encoding_seconds": _Family(
+    "step_tokens": _Metric(Histogram, "Tokens that steps computed, padding not counted.", buckets=_TOKENS),
+    "step_sequences": _Metric(Histogram, "Sequences of a step.", buckets=_TOKENS),
+    "computed_tokens": _Metric(Counter, "Tokens that steps computed, of prompts and outputs."),
+    "padding_tokens": _Metric(Counter, "Discarded tokens that made steps faster."),
+    "encoding_seconds": _Metric(
         Counter, "Time in which media were encoded, by kind: picture or sound.", ("kind",)
     ),
-    "encoded_media": _Family(
+    "encoded_media": _Metric(
         Counter, "Pictures and sounds, or parts of large ones, that were encoded, by kind.", ("kind",)
     ),
-    "sampled_tokens": _Family(Counter, "Output tokens, counted when they are sampled."),
-    "forced_tokens": _Family(Counter, "Output tokens that were the only choice of a constraint."),
-    "drafted_tokens": _Family(Counter, "Draft tokens that steps verified; part of the computed tokens."),
-    "accepted_draft_tokens": _Family(
+    "sampled_tokens": _Metric(Counter, "Output tokens, counted when they are sampled."),
+    "forced_tokens": _Metric(Counter, "Output tokens that were the only choice of a constraint."),
+    "drafted_tokens": _Metric(Counter, "Draft tokens that steps verified; part of the computed tokens."),
+    "accepted_draft_tokens": _Metric(
         Counter, "Draft tokens that were accepted; part of the sampled and forced tokens."
     ),
-    "preemptions": _Family(Counter, "Times that a sequence gave up its KV cells for another."),
-    "interruptions": _Family(Counter, "Steps discarded for a new interactive request."),
-    "key_requests": _Family(
+    "preemptions": _Metric(Counter, "Times that a sequence gave up its KV cells for another."),
+    "interruptions": _Metric(Counter, "Steps discarded for a new interactive request."),
+    "key_requests": _Metric(
         Counter,
         "Ended calls and batch rows by the name of their API key; answer: computed, or recalled from "
         "the cache of answers.",
         (*_KEY_LABELS, "answer"),
     ),
-    "key_tokens": _Family(
+    "key_tokens": _Metric(
         Counter,
         "Tokens of ended calls by key; kind: input (including cached), cached, output, recalled_input "
         "or recalled_output.",
         (*_KEY_LABELS, "kind"),
     ),
-    "key_cpu_seconds": _Family(
+    "key_cpu_seconds": _Metric(
         Counter, "CPU seconds of steps, shared among the keys of each step by their tokens.", _KEY_LABELS
     ),
-    "key_audio_seconds": _Family(
+    "key_audio_seconds": _Metric(
         Counter, "Seconds of sound in the prompts of computed calls by key.", _KEY_LABELS
     ),
-    "mcp_calls": _Family(
+    "mcp_calls": _Metric(
         Counter,
         "Calls of tools of MCP servers, by server (url: one that a request named) and outcome: "
         "completed or failed.",
         ("server", "outcome"),
     ),
-    "mcp_call_seconds": _Family(Histogram, "Seconds that calls of tools of MCP servers took.", ("server",)),
-    "mcp_rounds": _Family(
+    "mcp_call_seconds": _Metric(Histogram, "Seconds that calls of tools of MCP servers took.", ("server",)),
+    "mcp_rounds": _Metric(
         Histogram, "Generations of responses that could call tools of MCP servers.", buckets=_ROUNDS
     ),
-    "kept_streams": _Family(Gauge, "Resumable streams, by state: running or ended.", ("state",)),
-    "kept_stream_bytes": _Family(Gauge, "Bytes of the stored events of resumable streams."),
-    "streams_taken_up": _Family(Counter, "Times that a client resumed a stream."),
+    "kept_streams": _Metric(Gauge, "Resumable streams, by state: running or ended.", ("state",)),
+    "kept_stream_bytes": _Metric(Gauge, "Bytes of the stored events of resumable streams."),
+    "streams_taken_up": _Metric(Counter, "Times that a client resumed a stream."),
 }
 """All metrics but those of `gauges`, by name without `ocs_`, in the order of the page."""
 
@@ -249,7 +249,7 @@ class Metrics:
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
-        for name, (kind, documentation, labels, buckets) in _FAMILIES.items():
+        for name, (kind, documentation, labels, buckets) in _METRICS.items():
             texts = (f"ocs_{name}", documentation, labels)
             if kind is Counter:
                 self._counters[name] = Counter(*texts, registry=registry)
@@ -278,7 +278,7 @@ class Metrics:
         return metrics_text(self._registry)
 
     def count(self, name: str, *labels: object, amount: float = 1.0) -> None:
-        """Add to a counter of `_FAMILIES`."""
+        """Add to a counter of `_METRICS`."""
         counter = self._counters[name]
         (counter.labels(*labels) if labels else counter).inc(amount)
 

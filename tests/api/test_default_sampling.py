@@ -10,8 +10,10 @@ import httpx
 import pytest
 
 from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.generation.sampling import with_samplers
 from openai_cpu_server.api.ollama.schema import OllamaCreateBody
 from openai_cpu_server.api.ollama.to_params import preset_of
+from openai_cpu_server.contract.request import DryPenalty, Sampling
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.models.defaults import ModelDefaults
 from openai_cpu_server.models.registry import Preset
@@ -160,3 +162,25 @@ def test_a_modelfile_may_switch_a_sampler_of_the_model_off() -> None:
     body = {"model": "mine", "from": "fake", "parameters": {"top_k": 0, "temperature": 0}}
     create, _ = parse(OllamaCreateBody, json.dumps(body).encode(), lenient=False)
     assert preset_of(create).parameters == {"top_k": 0, "temperature": 0}
+
+
+def test_without_samplers_all_that_shapes_the_choice_is_off() -> None:
+    whole = Sampling(
+        seed=1,
+        temperature=0.5,
+        top_p=0.5,
+        top_k=5,
+        min_p=0.5,
+        typical_p=0.5,
+        repeat_penalty=1.5,
+        presence_penalty=1.0,
+        frequency_penalty=1.0,
+        top_n_sigma=1.0,
+        xtc_probability=0.5,
+        dry=DryPenalty(multiplier=1.0),
+    )
+    stay = {"seed", "repeat_last_n", "xtc_threshold", "logit_bias", "min_tokens", "stop_tokens", "scored"}
+    stay |= {"ignore_eos", "bad_words"}
+    neutral, fields = Sampling(seed=1), set(Sampling.__struct_fields__)
+    assert {name for name in fields if getattr(whole, name) != getattr(neutral, name)} == fields - stay
+    assert with_samplers(whole, ()) == neutral

@@ -131,6 +131,13 @@ def test_every_number_has_both_ends(family: type[Body]) -> None:
 GOOD = GenerationRequest(id="a", tokens=(1, 8), max_tokens=0, sampling=Sampling(seed=1))
 
 
+def test_the_engine_has_bounds_for_every_number_of_sampling() -> None:
+    fields = [field for field in msgspec.structs.fields(Sampling) if field.name != "seed"]
+    for name in (field.name for field in fields if field.type in (int, float, int | None)):
+        sampling = Sampling(**{"seed": 1, name: -3})
+        assert msgspec.structs.replace(GOOD, sampling=sampling).wrong_number(vocab_size=9) == name
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

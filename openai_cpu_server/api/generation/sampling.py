@@ -20,7 +20,7 @@ from openai_cpu_server.http.parse import Body
 from openai_cpu_server.models.defaults import ModelDefaults, SamplingValues, with_values
 
 _SEEDS = 2**63
-_AS_SENT = (
+_SAME_NAMES = (
     "temperature",
     "top_p",
     "min_p",
@@ -35,7 +35,7 @@ _AS_SENT = (
     "ignore_eos",
 )
 """Fields with one name in bodies and contract, whose default stands for absent ones."""
-_OTHERWISE = ("seed", "top_k", "logit_bias", "top_n_sigma", "stop_token_ids", "repetition_penalty")
+_CONVERTED = ("seed", "top_k", "logit_bias", "top_n_sigma", "stop_token_ids", "repetition_penalty")
 _DRY = {
     "multiplier": "multiplier",
     "base": "base",
@@ -47,9 +47,9 @@ _DRY = {
 
 def sampling_of(body: Body) -> Sampling:
     """Read the fields that the body type has. Raises InvalidRequest for a bias without a token id."""
-    names = type(body).model_fields.keys() & {*_OTHERWISE, *_AS_SENT}
+    names = type(body).model_fields.keys() & {*_CONVERTED, *_SAME_NAMES}
     sent = {name: getattr(body, name) for name in names}
-    seed, top_k, bias, sigma, stops, repetition = (sent.pop(name, None) for name in _OTHERWISE)
+    seed, top_k, bias, sigma, stops, repetition = (sent.pop(name, None) for name in _CONVERTED)
     if repetition is not None:
         if sent.get("repeat_penalty") is not None:
             message = "Only one of 'repetition_penalty' and 'repeat_penalty' can be given."
@@ -70,7 +70,7 @@ def sampling_of(body: Body) -> Sampling:
 
 
 def sampling_sent(body: Body) -> frozenset[str]:
-    sent = {name for name in (*_AS_SENT, *_OTHERWISE) if getattr(body, name, None) is not None}
+    sent = {name for name in (*_SAME_NAMES, *_CONVERTED) if getattr(body, name, None) is not None}
     if "repetition_penalty" in sent:
         sent |= {"repeat_penalty", "repeat_last_n"}
     return frozenset(sent)
@@ -207,9 +207,20 @@ def choices_of(params: GenerationParams, options: ApiOptions) -> NumChoices:
 
 # -- which samplers there are --------------------------------------------------------------------------
 
-CHAIN = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+_FIELDS_OF: Mapping[str, tuple[str, ...]] = {
+    "penalties": ("repeat_penalty", "presence_penalty", "frequency_penalty"),
+    "dry": ("dry",),
+    "top_n_sigma": ("top_n_sigma",),
+    "top_k": ("top_k",),
+    "typ_p": ("typical_p",),
+    "top_p": ("top_p",),
+    "min_p": ("min_p",),
+    "xtc": ("xtc_probability",),
+    "temperature": ("temperature",),
+}
+CHAIN = tuple(_FIELDS_OF)
 """Samplers in the only order of application, which is llama-server's own."""
-_GONE = ("infill", "tfs_z", "adaptive_p")
+_WITHOUT_SAMPLER = ("infill", "tfs_z", "adaptive_p")
 """Names from clients without a sampler here, named in a header."""
 _BY_LETTER = dict(zip("edskypmxtia", (*CHAIN, "infill", "adaptive_p"), strict=True))
 _SPELLINGS = {
@@ -224,17 +235,6 @@ _SPELLINGS = {
     "temp": "temperature",
 }
 _NEUTRAL = Sampling(seed=0)
-_OF_SAMPLER: Mapping[str, tuple[str, ...]] = {
-    "penalties": ("repeat_penalty", "presence_penalty", "frequency_penalty"),
-    "dry": ("dry",),
-    "top_n_sigma": ("top_n_sigma",),
-    "top_k": ("top_k",),
-    "typ_p": ("typical_p",),
-    "top_p": ("top_p",),
-    "min_p": ("min_p",),
-    "xtc": ("xtc_probability",),
-    "temperature": ("temperature",),
-}
 
 
 def _known_samplers(value: object) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ def _known_samplers(value: object) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise PydanticCustomError("samplers", "Input should be a list of names, or a string of their letters")
     found: list[str] = [_SPELLINGS.get(str(name), str(name)) for name in names]
-    strange = next((name for name in found if name not in (*CHAIN, *_GONE)), None)
+    strange = next((name for name in found if name not in (*CHAIN, *_WITHOUT_SAMPLER)), None)
     if strange is not None:
         values = {"name": strange[:64], "known": ", ".join(CHAIN)}
         raise PydanticCustomError("samplers", "'{name}' is not a sampler; the samplers are {known}", values)
@@ -264,7 +264,7 @@ def with_samplers(sampling: Sampling, names: tuple[str, ...] | None) -> Sampling
         return sampling
     on = {
         name
-        for name, fields in _OF_SAMPLER.items()
+        for name, fields in _FIELDS_OF.items()
         if any(getattr(sampling, field) != getattr(_NEUTRAL, field) for field in fields)
     }
     active = [name for name in names if name in on]
@@ -273,5 +273,5 @@ def with_samplers(sampling: Sampling, names: tuple[str, ...] | None) -> Sampling
         raise wrong(
             f"Invalid value for 'samplers': this server applies them in this order: {order}.", "samplers"
         )
-    off = [field for name in CHAIN if name not in names for field in _OF_SAMPLER[name]]
+    off = [field for name in CHAIN if name not in names for field in _FIELDS_OF[name]]
     return msgspec.structs.replace(sampling, **{field: getattr(_NEUTRAL, field) for field in off})
