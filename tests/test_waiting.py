@@ -28,6 +28,11 @@ HASTY_S = 1.0
 """A client or a request with less than this is meant to give up: the test is about that."""
 OF_THE_SERVER = {"chat", "respond", "Classifier", "Examples"}
 """Calls whose `timeout` is a field of the server's API or options, which the test is about."""
+HIDDEN = {
+    "httpx": ({"get", "post", "put", "delete", "request", "stream", "Client", "AsyncClient"}, "timeout"),
+    "websockets.sync.client": ({"connect"}, "open_timeout"),
+}
+"""Calls by owner that give up after seconds without this argument. A `transport` uses no network."""
 CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "time"}
 _READS_CLOCK = re.compile(rf"\b({'|'.join(sorted(CLOCKS))})\(\)")
 READS = {"next", "anext", "recv", "receive", "get", "readline", "read"}
@@ -65,7 +70,9 @@ def other_deadlines(path: str, source: Source) -> Iterator[int]:
         positional = node.args[-1:] if name in WAITS else []
         limits = [one.value for one in [*keywords, *positional] if isinstance(one, ast.Constant)]
         is_long = any(isinstance(value, int | float) and value >= HASTY_S for value in limits)
-        is_other = is_long or (name == "wait_for" and owner_of(node.func) == "asyncio")
+        hidden, argument = HIDDEN.get(ast.unparse(node.func).rpartition(".")[0], ((), ""))
+        is_hidden = name in hidden and not {argument, "transport"} & {one.arg for one in node.keywords}
+        is_other = is_long or is_hidden or (name == "wait_for" and owner_of(node.func) == "asyncio")
         if is_other and name not in OF_THE_SERVER and path.split("/")[0] not in LONGER:
             yield node.lineno
 

@@ -46,7 +46,7 @@ def container(docker: Docker, image: str) -> Iterator[str]:
 
 def is_ready(url: str) -> bool:
     with contextlib.suppress(httpx.TransportError):
-        return httpx.get(url + "/ready").status_code == 200
+        return httpx.get(url + "/ready", timeout=DEADLINE_S).status_code == 200
     return False
 
 
@@ -56,7 +56,7 @@ def test_it_serves_as_nobody_special_from_a_root_that_is_read_only(docker: Docke
     body = {"prompt": "Hello", "max_tokens": 8}
     answer = httpx.post(url + "/v1/completions", json=body, timeout=DEADLINE_S)
     assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 8)
-    assert not httpx.get(url + "/health").json()["kernels"]["products"].startswith("off")
+    assert not httpx.get(url + "/health", timeout=DEADLINE_S).json()["kernels"]["products"].startswith("off")
     assert docker("exec", container, "python", "-I", "/opt/healthcheck.py", "ready") == "ready"
     assert docker("exec", container, "id", "-u") == "10001"
     docker("stop", container)

@@ -100,7 +100,8 @@ def test_a_stream_arrives_while_it_is_written(proxied: httpx.Client, server: Ser
 def test_a_websocket_is_passed_on(proxied: httpx.Client) -> None:
     port = proxied.base_url.port
     sock = socket.create_connection(("127.0.0.1", port))
-    with websockets.sync.client.connect(f"ws://{NAME}:{port}{CHAT}", sock=sock) as connection:
+    url = f"ws://{NAME}:{port}{CHAT}"
+    with websockets.sync.client.connect(url, sock=sock, open_timeout=DEADLINE_S) as connection:
         connection.send(json.dumps({**BODY, "stream": True}))
         assert json.loads(connection.recv(timeout=DEADLINE_S))["object"] == "chat.completion.chunk"
 

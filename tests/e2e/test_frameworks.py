@@ -71,7 +71,7 @@ async def test_llama_index_calls_a_tool_and_tells_its_result(server: ServerProce
         called.append("high")
         return "yes"
 
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=DEADLINE_S) as http:
         asked = {"model": "tiny", "is_chat_model": True, "is_function_calling_model": True, **SHORT}
         llm = llms.OpenAILike(api_base=server.url + "/v1", api_key="none", async_http_client=http, **asked)
         agent = workflow.FunctionAgent(

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.serving import own_address, tiny_server
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -38,5 +39,5 @@ def test_open_to_the_network_it_warns_and_is_administrated_from_here() -> None:
         assert "administrate" not in said
         assert server.delete("/v1/cache").status_code == 204
         elsewhere = server.url.replace("127.0.0.1", own_address())
-        assert httpx.get(elsewhere + "/v1/models").status_code == 200
-        assert httpx.delete(elsewhere + "/v1/cache").status_code == 403
+        assert httpx.get(elsewhere + "/v1/models", timeout=DEADLINE_S).status_code == 200
+        assert httpx.delete(elsewhere + "/v1/cache", timeout=DEADLINE_S).status_code == 403

@@ -111,11 +111,11 @@ def test_https_and_sighup_without_a_key_file(tmp_path: Path) -> None:
         server.wait_for("(ready): ")
         os.kill(server.process.pid, signal.SIGHUP)
         trusted = ssl.create_default_context(cafile=str(cert))
-        with httpx.Client(verify=trusted, headers={"x-api-key": "hunter2"}) as http:
+        with httpx.Client(verify=trusted, headers={"x-api-key": "hunter2"}, timeout=DEADLINE_S) as http:
             body = {"prompt": "a", "max_tokens": 3, "stream": True}
             assert "data: [DONE]" in http.post(url + "/v1/completions", json=body).text
         with pytest.raises(httpx.ConnectError):
-            httpx.get(url + "/ready")  # its certificate is not trusted
+            httpx.get(url + "/ready", timeout=DEADLINE_S)  # its certificate is not trusted
         assert server.process.poll() is None
     finally:
         server.stop(signal.SIGTERM)

@@ -38,7 +38,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def document(server: ServerProcess) -> Json:
-    found: Json = httpx.get(server.url + "/openapi.json").json()
+    found: Json = httpx.get(server.url + "/openapi.json", timeout=DEADLINE_S).json()
     return found
 
 

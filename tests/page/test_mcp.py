@@ -11,6 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.page.browser import Visit
 from tests.page.talking import answers, composer, limit, say, settings, whole_answer
 from tests.tool_server import HOSTILE
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -97,7 +98,9 @@ def test_a_tool_that_runs_goes_on_without_its_page_and_is_stopped(visit: Visit) 
         page.get_by_role("button", name="Stop").click()
     expect(answers(page).last).to_contain_text("Stopped.")
     expect(folded(page, "doze")).to_contain_text("stopped")
-    assert httpx.get(deleted.value.url).status_code == 404, "the server keeps nothing of it"
+    assert httpx.get(deleted.value.url, timeout=DEADLINE_S).status_code == 404, (
+        "the server keeps nothing of it"
+    )
 
 
 @pytest.mark.slow

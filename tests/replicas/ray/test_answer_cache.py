@@ -55,5 +55,5 @@ def test_api_replicas_tell_each_others_answers(server: RayServer) -> None:
     said, text = told[-1]
     assert said.startswith("semantic; similarity=0.")
     assert text == first[1]
-    assert httpx.delete(server.url + "/v1/cache?only=answers").status_code == 204
+    assert httpx.delete(server.url + "/v1/cache?only=answers", timeout=DEADLINE_S).status_code == 204
     assert ask(server, QUESTION)[0] == "miss"

@@ -41,6 +41,10 @@ def client(server: RayServer) -> Iterator[openai.OpenAI]:
         yield sdk
 
 
+def ask(server: RayServer, method: str, path: str) -> httpx.Response:
+    return httpx.request(method, server.url + path, timeout=DEADLINE_S)
+
+
 def stream(
     client: openai.OpenAI,
     prompt: str,
@@ -62,19 +66,19 @@ def test_streams_survive_their_replica(server: RayServer, client: openai.OpenAI)
         wait_until(lambda: len(pieces) > 20)
         assert server.kill_engine()
     assert list(disturbed) == quiet
-    assert httpx.get(server.url + "/health").json()["restarts"] >= 1
+    assert ask(server, "GET", "/health").json()["restarts"] >= 1
 
 
 def test_a_client_who_leaves_ends_its_request(server: RayServer) -> None:
     body = {"model": "chaos", "prompt": "x", "max_tokens": 2000, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=DEADLINE_S) as response:
         next(response.iter_lines())
-    wait_until(lambda: not any(httpx.get(server.url + "/health").json()["queue"]["interactive"].values()))
+    wait_until(lambda: not any(ask(server, "GET", "/health").json()["queue"]["interactive"].values()))
 
 
 def test_a_websocket_gets_its_tokens(server: RayServer) -> None:
     url = server.url.replace("http", "ws") + "/v1/responses"
-    with websockets.sync.client.connect(url) as socket:
+    with websockets.sync.client.connect(url, open_timeout=DEADLINE_S) as socket:
         socket.send(json.dumps({"type": "response.create", "model": "chaos", "input": "hello"}))
         kinds = set()
         while "response.completed" not in kinds and "response.incomplete" not in kinds:
@@ -106,23 +110,23 @@ def test_a_batch_runs_once_and_goes_on_after_its_api_replica(
 def test_streams_move_when_fewer_replicas_are_wanted(server: RayServer, client: openai.OpenAI) -> None:
     prompts = [f"Long story {number}: " for number in range(6)]
     quiet = [stream(client, prompt, 400) for prompt in prompts]
-    lost_before = httpx.get(server.url + "/health").json()["restarts"]
+    lost_before = ask(server, "GET", "/health").json()["restarts"]
     with ThreadPoolExecutor(6) as readers:
         moved = readers.map(lambda prompt: stream(client, prompt, 400), prompts)
         server.redeploy(replicas=1)
     assert list(moved) == quiet
-    assert httpx.get(server.url + "/health").json()["restarts"] == lost_before
+    assert ask(server, "GET", "/health").json()["restarts"] == lost_before
     server.redeploy(replicas=2)
     server.wait_for_replicas(2)
 
 
 def test_routes_that_speak_of_all_replicas(server: RayServer) -> None:
-    assert [one["id"] for one in httpx.get(server.url + "/v1/models").json()["data"]] == ["chaos"]
-    assert httpx.get(server.url + "/ready").json()["memory"]["kv_tokens"] > 0
-    assert "ocs_" in httpx.get(server.url + "/metrics").text
-    assert httpx.delete(server.url + "/v1/cache").status_code < 500
-    assert httpx.post(server.url + "/v1/models/chaos/unload").status_code in (400, 404, 409, 501)
-    assert httpx.post(server.url + "/v1/requests/nobody/cancel").status_code in (404, 405)
+    assert [one["id"] for one in ask(server, "GET", "/v1/models").json()["data"]] == ["chaos"]
+    assert ask(server, "GET", "/ready").json()["memory"]["kv_tokens"] > 0
+    assert "ocs_" in ask(server, "GET", "/metrics").text
+    assert ask(server, "DELETE", "/v1/cache").status_code < 500
+    assert ask(server, "POST", "/v1/models/chaos/unload").status_code in (400, 404, 409, 501)
+    assert ask(server, "POST", "/v1/requests/nobody/cancel").status_code in (404, 405)
 
 
 def test_a_replica_that_cannot_load_is_told_and_the_other_serves(
@@ -134,8 +138,8 @@ def test_a_replica_that_cannot_load_is_told_and_the_other_serves(
     model.rename(away)
     try:
         assert server.kill_engine()
-        wait_until(lambda: httpx.get(server.url + "/ready").json()["reason"] is not None)
-        assert httpx.get(server.url + "/ready").json()["status"] == "degraded"
+        wait_until(lambda: ask(server, "GET", "/ready").json()["reason"] is not None)
+        assert ask(server, "GET", "/ready").json()["status"] == "degraded"
         assert stream(client, "still", 5)
     finally:
         away.rename(model)
