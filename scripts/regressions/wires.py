@@ -18,7 +18,7 @@ from bench.servers import OUR_COMMAND, ServerSpec, running
 _TIMEOUT_S = 120.0
 _HEADERS = ("content-type", "retry-after", "cache-control", "allow", "content-disposition")
 _SENT = {"content-type": "application/json"}
-_SHOWN_LINES = 40
+_SHOWN_LINES, _SHOWN_CHARS = 40, 400
 _ENDS = ("completed", "failed", "expired", "cancelled")
 
 _ID = re.compile(
@@ -26,7 +26,7 @@ _ID = re.compile(
     r"[-_][0-9A-Za-z_-]{6,}|\b[0-9a-f]{32}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
 )
 _MEASURED = re.compile(
-    r'("(?:created|[a-z_]*(?:_at|_ms|_s|duration|per_second|_ts|_time|_bytes)|uptime|pid|threads_computing|draft_n\w*|t_\w+)":\s*)'
+    r'("(?:created|[a-z_]*(?:_at|_ms|_s|duration|per_second|_ts|_time|_bytes)|uptime|pid|threads_computing|draft_n\w*|t_\w+)":\s*|they\stake\s)'
     r'(?:-?\d[\d.eE+-]*|"2\d{3}-[^"]*")'
 )
 
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         expected.splitlines(), found.splitlines(), "recorded", "now", lineterm="", n=1
     )
     shown = list(itertools.islice(lines, _SHOWN_LINES))
-    print("\n".join(shown) or f"{found.count(_MARK)} answers are equal")
+    print("\n".join(line[:_SHOWN_CHARS] for line in shown) or f"{found.count(_MARK)} answers are equal")
     return 1 if shown else 0
 
 
