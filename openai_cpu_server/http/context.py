@@ -17,7 +17,7 @@ from starlette.types import Scope
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import InvalidRequest, wrong_value
 from openai_cpu_server.http.body import BodyBudget, BodyQuota
-from openai_cpu_server.http.errors import CLIENT_GONE, code_of, failure_of, is_ours
+from openai_cpu_server.http.errors import CLIENT_GONE, code_of, failure_of, is_internal
 from openai_cpu_server.http.keys import ANYBODY, Credentials, Identity, KeyRing
 from openai_cpu_server.http.limits import Reservation
 from openai_cpu_server.observe import ended
@@ -95,7 +95,7 @@ class RequestLog:
         self.log_ours(error)
 
     def log_ours(self, error: Exception) -> None:
-        if is_ours(error):
+        if is_internal(error):
             logger.error("request %s failed", self.id, exc_info=error)
 
     def inner(

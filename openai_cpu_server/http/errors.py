@@ -111,7 +111,7 @@ def failure_of(error: Exception) -> Failure:
     return msgspec.structs.replace(failure, code=failure.code or code, param=param or failure.param)
 
 
-def is_ours(error: Exception) -> bool:
+def is_internal(error: Exception) -> bool:
     """Return True for an internal failure, whose details go to the log and not to the client."""
     return failure_of(error).code == INTERNAL.code
 

@@ -28,7 +28,7 @@ from openai_cpu_server.http.context import (
     put_context,
     request_log_of,
 )
-from openai_cpu_server.http.errors import OPENAI, ErrorShape, is_ours
+from openai_cpu_server.http.errors import OPENAI, ErrorShape, is_internal
 from openai_cpu_server.http.keys import (
     INFERENCE,
     Access,
@@ -178,7 +178,7 @@ class ErrorMiddleware:
             if isinstance(error, errors.JobsUnavailable):
                 logger.error("request %s: the jobs database failed: %s", request_log.id, error.reason)
             if request_log.status is not None:
-                if is_ours(error) or scope["type"] == "websocket":
+                if is_internal(error) or scope["type"] == "websocket":
                     raise  # for a traceback in the log
                 return  # the web server cuts the connection
             response = shape.response(error, request_log.id)

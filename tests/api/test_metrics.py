@@ -21,7 +21,7 @@ from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, api, client, locked_api, new_engine, served
 from tests.api.sockets import opened
 from tests.api.talking import MESSAGES, chat, complete
-from tests.api.watching import cancel_on_disconnect, page
+from tests.api.watching import observed_server, page
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +37,7 @@ async def counted(http: httpx.AsyncClient) -> list[dict[str, str]]:
 
 
 async def test_each_request_is_counted_once_under_what_became_of_it() -> None:
-    async with cancel_on_disconnect() as one:
+    async with observed_server() as one:
         await chat(one.http)
         await chat(one.http, stream=True, service_tier="flex")
         await complete(one.http, prompt=["a", "b"])
@@ -102,7 +102,7 @@ async def test_a_refusal_before_the_body_is_read_has_the_priority_of_its_key(tmp
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_is_counted_once_and_was_shown_in_the_gauges(stream: bool) -> None:
-    async with cancel_on_disconnect("step_s=0.02") as one:
+    async with observed_server("step_s=0.02") as one:
         body = {"messages": MESSAGES, "ignore_eos": True, "stream": stream, "service_tier": "flex"}
         async with exchange(one.app, CHAT, body) as left:
             await eventually(lambda: one.engine.status().kv_tokens_used > 0)
@@ -125,7 +125,7 @@ async def test_a_client_that_leaves_is_counted_once_and_was_shown_in_the_gauges(
 async def test_a_message_without_a_request_counts_as_a_refused_post(caplog: pytest.LogCaptureFixture) -> None:
     """Who closes the socket has left, and was not refused."""
     caplog.set_level(logging.INFO, "openai_cpu_server.requests")
-    async with cancel_on_disconnect("step_s=0.02") as one:
+    async with observed_server("step_s=0.02") as one:
         async with opened(one.app, headers={"X-Priority": "batch"}) as socket:
             socket.ask("a", max_tokens=2000, ignore_eos=True)
             await socket.next()
@@ -149,7 +149,7 @@ async def test_a_message_without_a_request_counts_as_a_refused_post(caplog: pyte
 
 
 async def test_tokens_and_times_of_calls_and_steps_agree() -> None:
-    async with cancel_on_disconnect() as one:
+    async with observed_server() as one:
         usage = [(await chat(one.http, ignore_eos=True, n=n)).json()["usage"] for n in (1, 2, 3)]
         now = await page(one.http)
         output = sum(u["completion_tokens"] for u in usage)
@@ -173,7 +173,7 @@ async def test_tokens_and_times_of_calls_and_steps_agree() -> None:
 
 
 async def test_strangers_make_up_no_series() -> None:
-    async with cancel_on_disconnect() as one:
+    async with observed_server() as one:
         await one.http.request("BREW", "/coffee")
         before = len((await page(one.http)).samples)
         for number in range(30):
@@ -186,7 +186,7 @@ async def test_strangers_make_up_no_series() -> None:
 
 
 async def test_the_cause_of_a_restart_is_told() -> None:
-    async with cancel_on_disconnect("step_s=0.02") as one:
+    async with observed_server("step_s=0.02") as one:
         assert one.engine.engine_pid is not None
         os.kill(one.engine.engine_pid, signal.SIGSEGV)
         await eventually(lambda: one.engine.status().restarts == 1)
@@ -196,7 +196,7 @@ async def test_the_cause_of_a_restart_is_told() -> None:
 
 
 async def test_rows_of_batches_are_counted_once() -> None:
-    async with cancel_on_disconnect("step_s=0.01") as one:
+    async with observed_server("step_s=0.01") as one:
         rows = one.run_row
         body = {"messages": MESSAGES, "max_tokens": 4, "ignore_eos": True}
         await rows(CHAT, json.dumps(body).encode(), "")
@@ -229,7 +229,7 @@ async def test_a_row_that_must_wait_for_the_engine_has_not_ended() -> None:
 
 
 async def test_stats_are_the_same_in_json() -> None:
-    async with cancel_on_disconnect("step_s=0.005") as one:
+    async with observed_server("step_s=0.005") as one:
         for _ in range(4):
             await chat(one.http, ignore_eos=True)
         await chat(one.http, temperature=9)

@@ -19,7 +19,7 @@ from tests.api.serving import OPTIONS, client, new_engine, running, served
 
 
 @dataclass(frozen=True)
-class Watched:
+class ObservedServer:
     """Engine and application, both told of in `/metrics`."""
 
     engine: EngineClient
@@ -29,9 +29,9 @@ class Watched:
 
 
 @asynccontextmanager
-async def cancel_on_disconnect(
+async def observed_server(
     *flags: str, tracing: Tracing | None = None, max_queue: int = 1000, max_seqs: int = 16
-) -> AsyncIterator[Watched]:
+) -> AsyncIterator[ObservedServer]:
     telemetry = Telemetry.new(model="fake", tracing=tracing)
     async with running(
         new_engine(
@@ -44,7 +44,7 @@ async def cancel_on_disconnect(
     ) as engine:
         made = create_api(served(engine), OPTIONS, telemetry=telemetry)
         async with client(made.app) as http:
-            yield Watched(engine, made.app, http, made.run_row)
+            yield ObservedServer(engine, made.app, http, made.run_row)
 
 
 class Page:

@@ -18,7 +18,7 @@ from openai_cpu_server.observe.metrics import metrics_text
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.talking import chat
 from tests.api.test_adapters import adapter
-from tests.api.watching import Page, cancel_on_disconnect, page
+from tests.api.watching import Page, observed_server, page
 from tests.fakes import FAKE_EMBEDDER, FAKE_INFO, FAKE_LIVE
 from tests.waiting import eventually
 
@@ -129,7 +129,7 @@ async def test_adapters_go_by_the_names_that_requests_give_them() -> None:
 
 
 async def test_over_http_it_is_the_same_on_both_pages() -> None:
-    async with cancel_on_disconnect("step_s=0.02") as one:
+    async with observed_server("step_s=0.02") as one:
         asking = asyncio.create_task(chat(one.http, ignore_eos=True, max_tokens=2000))
         await eventually(lambda: one.engine.status().kv_tokens_used > 0)
         whole, lean = await page(one.http), Page((await one.http.get("/metrics/gateway")).text)

@@ -15,7 +15,7 @@ from opentelemetry.trace import StatusCode
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.observe.tracing import Tracing, open_tracing, traces_url
 from tests.api.talking import MESSAGES, chat
-from tests.api.watching import cancel_on_disconnect
+from tests.api.watching import observed_server
 from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
@@ -45,7 +45,7 @@ def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
 async def test_a_request_and_its_phases(
     exporter: InMemorySpanExporter, tracing: Tracing, stream: bool
 ) -> None:
-    async with cancel_on_disconnect("step_s=0.005", tracing=tracing) as one:
+    async with observed_server("step_s=0.005", tracing=tracing) as one:
         one.http.headers["traceparent"] = PARENT
         await chat(one.http, ignore_eos=True, stream=stream)
         await one.http.get("/metrics")
@@ -72,7 +72,7 @@ async def test_a_request_and_its_phases(
 async def test_a_refusal_is_one_span_that_begins_a_trace(
     exporter: InMemorySpanExporter, tracing: Tracing
 ) -> None:
-    async with cancel_on_disconnect(tracing=tracing) as one:
+    async with observed_server(tracing=tracing) as one:
         await chat(one.http, temperature=9)
     (span,) = exporter.get_finished_spans()
     assert span.parent is None
@@ -81,7 +81,7 @@ async def test_a_refusal_is_one_span_that_begins_a_trace(
 
 
 async def test_a_row_of_a_batch_has_spans(exporter: InMemorySpanExporter, tracing: Tracing) -> None:
-    async with cancel_on_disconnect(tracing=tracing) as one:
+    async with observed_server(tracing=tracing) as one:
         await one.run_row(CHAT, json.dumps({"messages": MESSAGES, "max_tokens": 4}).encode(), "")
     root = by_name(exporter)[f"POST {CHAT}"]
     assert (root.attributes or {})["ocs.origin"] == "batch"

@@ -65,7 +65,7 @@ class GenerateBatchBody(GenerateFields):
 def generate_params(body: GenerateBody) -> GenerationParams:
     if (body.n or 1) > 1:
         raise wrong("'n' above 1 is not supported here: an answer has one text.", "n")
-    prompt = PromptsParam([body.prompt], is_said=not body.raw)
+    prompt = PromptsParam([body.prompt], is_user_message=not body.raw)
     params = generation_params(body, prompt, id_prefix="gen-")
     response_format = body.response_format
     has_format = response_format is not None and response_format.type != "text"

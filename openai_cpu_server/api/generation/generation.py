@@ -76,7 +76,7 @@ def router_input(params: GenerationParams, caller: Caller) -> decide.RouterInput
         texts=texts,
         request=request,
         given_tokens=given_tokens,
-        max_tokens=None if limit is None or limit.is_ours else limit.tokens,
+        max_tokens=None if limit is None or limit.is_unlimited else limit.tokens,
         has_tools=params.tools is not None,
         has_schema=params.form is not None,
         stream=params.stream,
@@ -170,7 +170,7 @@ def _with_turns(
         return msgspec.structs.replace(prompt, each=tuple(_led(one, preset) for one in prompt.each))
     if isinstance(prompt, ConversationParam):
         return _led(prompt, preset)
-    text = prompt.prompts[0] if prompt.is_said and len(prompt.prompts) == 1 else None
+    text = prompt.prompts[0] if prompt.is_user_message and len(prompt.prompts) == 1 else None
     if not isinstance(text, str) or not (preset.system or preset.messages or preset.template):
         return prompt
     return _led(ConversationParam([MessageParam({"role": "user", "content": text})], prompt.path), preset)

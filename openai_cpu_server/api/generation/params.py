@@ -35,13 +35,13 @@ class LimitParam(msgspec.Struct, frozen=True):
     path: str
     is_ceiling: bool = False
     """True if a smaller rest of the context is acceptable."""
-    is_ours: bool = False
+    is_unlimited: bool = False
     """True if the client has named none, or all of the context: its key then reserves nothing."""
 
     @classmethod
     def ceiling(cls, tokens: int, path: str) -> LimitParam:
         """`tokens`: negative for a client that wants all that the context leaves."""
-        return cls(COUNT.most if tokens < 0 else tokens, path, is_ceiling=True, is_ours=tokens < 0)
+        return cls(COUNT.most if tokens < 0 else tokens, path, is_ceiling=True, is_unlimited=tokens < 0)
 
 
 class FormParam(msgspec.Struct, frozen=True):
@@ -255,7 +255,7 @@ class PromptsParam(msgspec.Struct, frozen=True):
     """Files beside the one that is filled in, the most important last. None outside of infill."""
     answer_room: int = 0
     echo: bool = False
-    is_said: bool = False
+    is_user_message: bool = False
     """True for a user's message. Token ids before it are an earlier conversation."""
 
 

@@ -126,7 +126,7 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
         for choice in range(choices.made)
     )
     max_output_tokens, limit, tier = 0, params.max_tokens, params.service_tier
-    if limit is not None and not limit.is_ours:
+    if limit is not None and not limit.is_unlimited:
         each = (budget.tokens if limit.is_ceiling else limit.tokens for budget in budgets)
         max_output_tokens = choices.made * sum(each)
     if tier is not None:
@@ -212,7 +212,7 @@ def _prepared(params: GenerationParams, context: ResolveContext) -> tuple[list[P
         return [made for prompts, _ in each for made in prompts], each[0][1]
     if isinstance(prompt, ConversationParam):
         return _of_conversation(params, prompt, context)
-    if not (prompt.is_said and context.chosen.model.prompts.has_template):
+    if not (prompt.is_user_message and context.chosen.model.prompts.has_template):
         return _of_texts(params, prompt, context)
     (text,) = prompt.prompts
     items = (text,) if isinstance(text, str) else text
@@ -448,7 +448,7 @@ def _shorter(params: GenerationParams, context: ResolveContext) -> GenerationPar
 def _prompt_room(params: GenerationParams, context: ResolveContext) -> int:
     limit = context.info.context_limit
     wanted = params.max_tokens
-    answer_room = min(_ANSWER_ROOM, limit // 4) if wanted is None or wanted.is_ours else wanted.tokens
+    answer_room = min(_ANSWER_ROOM, limit // 4) if wanted is None or wanted.is_unlimited else wanted.tokens
     return max(1, min(limit - answer_room, context.options.max_prompt_tokens or limit))
 
 

@@ -26,7 +26,7 @@ def llama_infill_params(body: schema.LlamaInfillBody) -> GenerationParams:
         suffix=body.input_suffix,
         suffix_path="input_suffix",
         files=tuple(files),
-        answer_room=256 if limit is None or limit.is_ours else limit.tokens,
+        answer_room=256 if limit is None or limit.is_unlimited else limit.tokens,
         echo=True,
     )
     return llama_server_params(body, prompt)

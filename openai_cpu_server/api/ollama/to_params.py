@@ -66,8 +66,8 @@ def ollama_generate_params(body: schema.OllamaGenerateBody) -> params.Generation
     if body.raw and body.images:
         raise wrong("'raw' and 'images' cannot be combined: a raw prompt is text.", "images")
     if body.raw or not (body.system or body.images or template):
-        texts = params.PromptsParam([(*context, prompt) if context else prompt], is_said=not body.raw)
-        return _params(body, texts, returns_context=texts.is_said)
+        texts = params.PromptsParam([(*context, prompt) if context else prompt], is_user_message=not body.raw)
+        return _params(body, texts, returns_context=texts.is_user_message)
     texts_by_role = [("system", body.system)] if body.system else []
     texts_by_role.append(("user", _with_marks(prompt, body.images)))
     messages = [

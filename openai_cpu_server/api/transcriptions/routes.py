@@ -150,7 +150,7 @@ def recording_params(body: RecordingBody, data: bytes, task: str) -> GenerationP
         sent=params.sent | {"temperature"},
         recording=RecordingParam(mark, data, "file", _PIECE_S, trained),
         max_tokens=LimitParam(
-            limit or _PIECE_TOKENS, "max_completion_tokens", is_ceiling=True, is_ours=limit is None
+            limit or _PIECE_TOKENS, "max_completion_tokens", is_ceiling=True, is_unlimited=limit is None
         ),
         thinking=ReasoningParam(is_on=False, is_hidden=True),
         logprobs=0 if body.form == "verbose_json" or body.include else None,
