@@ -3,5 +3,5 @@
 `application` lists families and administration, and builds one ASGI application from a server's `state`.
 `server/` and each API replica call it. A family defines its bodies and answers; `generation/` handles models
 and `http/` clients. Promises: a route costs one file, and a family costs one folder and one line of
-`application`.
+`application`. Streams are server-sent events; `ollama` has a route of its own for lines of JSON.
 """
