@@ -27,9 +27,9 @@ def test_together_they_answer_as_alone_and_a_killed_engine_is_only_a_pause(tmp_p
     folder = tmp_path / "adapters"
     folder.mkdir()
     paths = [make_adapter(folder / f"{seed}.gguf", "--seed", str(seed)) for seed in range(3)]
-    options = ("--adapter", f"one={paths[0]}", "--adapter", f"tiny/two={paths[1]}@0.8")
+    options = ("--adapter", f"one={paths[0]}", "--adapter", f"tiny/two={paths[1]}@0.8", "--threads", "1")
     with (
-        tiny_server("--threads", "1", *options, "--adapter-dir", str(folder)) as server,
+        tiny_server("--kernels", "invariant", *options, "--adapter-dir", str(folder)) as server,
         sdk(server, timeout=DEADLINE_S) as client,
         ThreadPoolExecutor(9) as pool,
     ):

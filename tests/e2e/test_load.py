@@ -60,7 +60,7 @@ async def all_streams(server: ServerProcess, port: int, number: int) -> tuple[li
 
 @pytest.mark.parametrize("number", [300, pytest.param(1000, marks=pytest.mark.slow)])
 def test_many_streams_at_once_all_come_to_their_end(busy: ServerProcess, number: int) -> None:
-    """Most of them wait. What a waiting stream costs is some tens of kilobytes."""
+    """Most of them wait. A waiting stream costs some tens of kilobytes, beside the memory of threads."""
     port = int(busy.url.rsplit(":", 1)[1])
     asyncio.run(stream(port))
     before = held_bytes(busy)
@@ -71,6 +71,6 @@ def test_many_streams_at_once_all_come_to_their_end(busy: ServerProcess, number:
         assert b"data: [DONE]" in answer
     ids = {re.search(rb'"id":"(chatcmpl-\w+)"', answer)[1] for answer in answers}  # type: ignore[index]
     assert len(ids) == number
-    assert max(held, held_bytes(busy)) - before < number * 256 * 1024
+    assert max(held, held_bytes(busy)) - before < 32 * 2**20 + number * 256 * 1024
     assert any(b": queued position=" in answer for answer in answers)
     assert busy.status()["restarts"] == 0

@@ -39,7 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ServerProcess]:
     models = [f"--model={name.removesuffix('.gguf')}={folder / name}" for name in OWN_FILES]
-    with ServerProcess(*models, "--ctx-size", "1024", "--cache-mb", "8") as server:
+    steady = ("--kernels", "invariant")  # answers are compared after a kill
+    with ServerProcess(*models, "--ctx-size", "1024", "--cache-mb", "8", *steady) as server:
         yield server
 
 
