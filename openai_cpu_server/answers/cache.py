@@ -114,7 +114,7 @@ class FoundAnswer(NamedTuple):
 
 
 class AnswerCache:
-    """Methods belong to one event loop's thread."""
+    """Cache of answers, whose methods belong to one event loop's thread."""
 
     def __init__(
         self, store: AnswerStore, bounds: StoreBounds, watcher: AnswerObserver, *, answer_s: float = _ANSWER_S

@@ -33,7 +33,7 @@ _SAME_FOR_ALL = 0
 
 
 class AnswerScope(msgspec.Struct, frozen=True, kw_only=True):
-    """Boundary of sharing."""
+    """Boundary of sharing: answers are never shared between two different scopes."""
 
     holder: str
     """Digest of the API key, or "" for all clients of a server without keys."""
@@ -174,7 +174,7 @@ class StoreSize(NamedTuple):
 
 
 class AnswerStore(Protocol):
-    """Methods raise StoreFailed. A cancelled call may have taken effect."""
+    """Store of answers. Methods raise StoreFailed. A cancelled call may have taken effect."""
 
     async def get(self, key: str) -> bytes | None:
         """Return the answer, or None, and mark it as recently used."""

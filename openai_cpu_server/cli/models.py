@@ -114,7 +114,7 @@ def _in_cache(source: str | None, cached: Mapping[HubName, Path]) -> Path | None
 
 
 def _packaged(name: str) -> Path | None:
-    """Build no package."""
+    """Return the file in an installed package, without building one."""
     model = PACKAGED.get(name)
     with contextlib.suppress(StartupError):
         if isinstance(model, PackagedModel) and model.package.is_installed:

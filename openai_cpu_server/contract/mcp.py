@@ -19,7 +19,7 @@ class McpTool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_read_only(self) -> bool:
-        """By the server's own account, which is not verified."""
+        """True by the server's own account, which is not verified."""
         return bool(self.annotations and self.annotations.get("readOnlyHint") is True)
 
 

@@ -311,7 +311,7 @@ class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
 
 
 class LoadingAdapter(msgspec.Struct, frozen=True, tag="loading_adapter"):
-    """The adapter is to blame if the process dies now."""
+    """Adapter that is tried now, which is to blame if the process dies."""
 
     key: str
 
@@ -332,8 +332,7 @@ class MediaMeasured(msgspec.Struct, frozen=True, tag="media_measured"):
 
 
 class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
-    """Sent only if the requests or the expected duration of the step that now runs differ from the last
-    one's."""
+    """Requests of the step that now runs, and its expected duration. Sent only if that has changed."""
 
     ids: tuple[str, ...]
     """Computed requests, and those with a slot whose grammars and samplers are prepared meanwhile."""

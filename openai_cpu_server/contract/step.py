@@ -140,7 +140,7 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """With drafts but without padding."""
+        """Tokens with drafts, but without padding."""
         return sum(span.num_tokens for span in self.spans)
 
 
@@ -246,7 +246,7 @@ class Backend(NativeModel, Protocol):
         """Write index and cells of the first of these blocks to a file, up to the limit. Raises OSError."""
 
     def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
-        """Return () if the file is unusable."""
+        """Load a file of `export_cache`, parents before children; return () if it is unusable."""
 
 
 class TracePart(msgspec.Struct, frozen=True, array_like=True):

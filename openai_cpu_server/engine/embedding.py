@@ -27,7 +27,7 @@ _MOST_PLACES = 100
 
 
 class EmbedCore(base.Core[list[EmbedPart]]):
-    """Costs are learned while serving, in some dozens of steps."""
+    """Core of queue and backend. Costs are learned while serving, in some dozens of steps."""
 
     def __init__(
         self,

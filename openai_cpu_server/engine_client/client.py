@@ -49,7 +49,7 @@ class Residency:
 
     @property
     def has_requests(self) -> bool:
-        """Includes callers that wait for adapters or media."""
+        """True if requests are live, or callers wait for adapters or media."""
         news = self._supervisor.news
         return self._replay.num_live > 0 or news.adapters.is_awaited or news.shapes.is_awaited
 

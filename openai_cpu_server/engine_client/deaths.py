@@ -104,7 +104,7 @@ class MemoryKiller:
 
     @property
     def has_struck(self) -> bool:
-        """False also without a count."""
+        """True if the count has grown since the oldest remembered reading, False without a count."""
         before, now = self._seen[0], self._count()
         return before is not None and now is not None and now > before
 
@@ -161,7 +161,8 @@ class CrashRecord:
 
     @property
     def backoff_s(self) -> float:
-        """0.1 s, doubled with each failed start or counted death in a row, up to 6.4 s."""
+        """Delay before the next start: 0.1 s, doubled with each failed start or counted death in a row, up to
+        6.4 s."""
         doublings = max(min(self._recent(), self._in_a_row), self._failed_starts) - 1
         return _FIRST_BACKOFF_S * 2.0 ** min(6, max(0, doublings))
 

@@ -47,7 +47,7 @@ def add_turn(
 
 
 class ConversationRepository(StoringRepository[ConversationRecord]):
-    """Lifetimes are those of responses, from the last change on."""
+    """Conversations, which live as long as responses, from their last change on."""
 
     table, item_table = _CONVERSATIONS, _ITEMS
 

@@ -75,7 +75,7 @@ WRITE_S = 5.0
 
 @dataclass(eq=False)
 class UsageBook(db.Repository):
-    """Unwritten sums stay in memory, one for each key, model and day."""
+    """Usage of keys. Unwritten sums stay in memory, one for each key, model and day."""
 
     write_s: float = WRITE_S
 

@@ -378,7 +378,7 @@ _OF_URLS = "url"
 
 
 class ConfiguredServers:
-    """Closes all connections at its end."""
+    """MCP servers of the settings, which closes all connections at its end."""
 
     def __init__(
         self, options: Mapping[str, McpServerOptions], limits: McpLimits, *, allowed_hosts: Sequence[str]

@@ -37,7 +37,7 @@ class PieceText(msgspec.Struct, frozen=True):
 
 
 class PieceTexts(dict[int, PieceText]):
-    """Cached, because top log-probabilities repeat the same tokens."""
+    """Cache of shown tokens, because top log-probabilities repeat the same ones."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()

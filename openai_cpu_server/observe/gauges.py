@@ -34,7 +34,7 @@ class GaugeReading(NamedTuple):
 
     @property
     def placements(self) -> dict[tuple[str, str], DevicePlacement]:
-        """By the model's role and the device's name."""
+        """Return the placements by the model's role and the device's name."""
         placements = {"model": self.status.placement, "draft": self.status.draft_placement}
         return {
             (role, "" if placed.device is None else placed.device.name): placed

@@ -30,7 +30,7 @@ class ReaderDied(Exception):
 
 
 class ReaderChild:
-    """The kernel ends the process with the thread that created it."""
+    """Owner of the process and its socket. The kernel ends the process with the thread that created it."""
 
     def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
         """`patience_s`: time without progress that counts as silence. Raises OSError."""

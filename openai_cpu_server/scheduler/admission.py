@@ -119,7 +119,7 @@ class Admission:
     num_preemptions: int = 0
 
     def admit(self) -> None:
-        """Sequences of a lane without a slot stop no other lane."""
+        """Admit all sequences that can run. A lane without a slot stops no other one."""
         outcome = _Outcome.ADMITTED
         while outcome is _Outcome.ADMITTED:
             outcomes = (self._admit_from(lane) for lane in self.waiting.lanes if self._has_slot(lane))
@@ -192,6 +192,8 @@ _Kind = tuple[str, ...]
 
 
 class OutputLengths:
+    """Recent output lengths of each client on each route, of each route, and of all requests."""
+
     def __init__(self) -> None:
         self._by_kind: OrderedDict[_Kind, deque[int]] = OrderedDict()
 
@@ -219,6 +221,8 @@ def _kinds(request: GenerationRequest) -> tuple[_Kind, ...]:
 
 @dataclass(eq=False)
 class LiveSequences:
+    """Every unfinished sequence. The engine's core submits and finishes them."""
+
     memory: SequenceMemory
     waiting: AdmissionQueue
     cache: SavedPrefixes | None

@@ -257,7 +257,7 @@ class _Books:
         self.recency[block.number] = block
 
     def touch(self, path: Sequence[Block]) -> None:
-        """With states only the last block, where a sequence begins, counts as used."""
+        """Count a use. With states only the last block, where a sequence begins, counts as used."""
         for node in path[-1:] if self.has_states else reversed(path):
             if node.number in self.recency:
                 self.recency.move_to_end(node.number)

@@ -172,7 +172,7 @@ class AttachmentSource(msgspec.Struct, frozen=True, dict=True):
 
 
 class Attachment(msgspec.Struct, frozen=True):
-    """In the text of its message `mark` stands for it."""
+    """Media item or file, for which `mark` stands in the text of its message."""
 
     source: AttachmentSource
     at: str

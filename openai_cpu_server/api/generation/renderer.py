@@ -243,7 +243,7 @@ def json_text(text: str) -> bytes:
 
 
 def escaped_line_ends(encoded: bytes) -> bytes:
-    """Many clients split streams at line ends of Unicode."""
+    """Escape line ends of Unicode, at which many clients split streams."""
     if encoded.isascii():
         return encoded
     return (

@@ -168,7 +168,7 @@ _CLOSE_S = 5.0
 
 
 class ResumableStreams:
-    """Call `close` when the engines have ended."""
+    """Streams by id. The owner calls `close` when the engines have ended."""
 
     def __init__(self, history: RequestHistory, *, keep_s: float) -> None:
         """`keep_s`: time without a reader and after the end, or 0 to keep no stream."""

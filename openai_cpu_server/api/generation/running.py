@@ -123,7 +123,7 @@ def chunks_of(item: StreamItem, renderer: Renderer) -> Sequence[Chunk]:
 
 @dataclass
 class AnswerStream:
-    """The last item is the done marker or the error. Transports encode them."""
+    """Items of a stream, the last of which is the done marker or the error. Transports encode them."""
 
     items: AsyncIterator[StreamItem]
     renderer: Renderer

@@ -281,7 +281,7 @@ async def lines_of(running: RunningCall, renderer: Renderer) -> AsyncIterator[by
 
 
 class JsonLines(StreamingResponse):
-    """Ends with its client. It owns the call, if there is one."""
+    """Response of JSON lines, which ends with its client and owns the call, if there is one."""
 
     media_type = NDJSON
 

@@ -481,7 +481,7 @@ class ResponseStream(Renderer):
         return [Chunk(b"%b,%b}" % (event.json[:-1], progress_field(progress, figures)), event.event)]
 
     def keepalive(self) -> Sequence[Chunk]:
-        """Some clients give up streams that are silent."""
+        """Return a sign of life, because some clients give up streams that are silent."""
         if self._stage is StreamStage.SPEAKING:
             return ()
         self._stage = StreamStage.IN_PROGRESS

@@ -260,11 +260,11 @@ class SlotContent(enum.IntEnum):
 
 
 class DecodeFailed(ServerError):
-    """The content of the pool is unknown."""
+    """Raised for a bug, ours or llama.cpp's, after which the content of the pool is unknown."""
 
 
 class PoolFull(DecodeFailed):
-    """The pool is unchanged."""
+    """Raised if too few cells are free. The pool is unchanged."""
 
 
 class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -412,7 +412,7 @@ class Context(OwnedContext):
             raise DecodeFailed(f"llama.cpp does not take an adapter (code {code}).")
 
     def free_slot(self, slot: int) -> None:
-        """Never fails."""
+        """Remove the slot's cells and state, which never fails."""
         for sequence in self.sequences.of(slot):
             llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, -1, -1)
 

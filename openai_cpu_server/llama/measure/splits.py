@@ -40,7 +40,7 @@ _NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 class SplitKey(MeasurementKey, frozen=True, kw_only=True):
-    """The device's free memory is not among the conditions, because each start computes how much fits."""
+    """Conditions of measured splits, without the device's free memory: each start computes how much fits."""
 
     VERSION = 2
     device: str

@@ -12,7 +12,7 @@ from openai_cpu_server.contract.model_info import ModelKind
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """The rule holds if all conditions hold."""
+    """Route with conditions, all of which must hold."""
 
     route: str
     prompt_tokens_over: int | None = None
@@ -26,7 +26,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """The first rule that holds decides."""
+    """Rules, of which the first one that holds decides."""
 
     rules: tuple[Rule, ...]
 

@@ -169,8 +169,8 @@ _SERVING = (EngineState.READY, EngineState.RESTARTING, EngineState.LOADING)
 
 
 class ReplicaHost:
-    """An API process that is silent for `lease_s` counts as gone, and its requests end, because another
-    replica runs them by now."""
+    """Requests of API processes. A process that is silent for `lease_s` counts as gone, and its requests end,
+    because another replica runs them by now."""
 
     def __init__(
         self,

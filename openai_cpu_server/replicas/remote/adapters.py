@@ -27,7 +27,7 @@ class _Offered:
 
 @dataclass(eq=False)
 class ReplicaAdapters:
-    """Later replicas get the others' adapters, also those of ended API processes."""
+    """Adapters of all replicas. Later replicas get the others', also those of ended API processes."""
 
     replicas: Mapping[str, ReplicaMember]
     clock: Callable[[], float]
