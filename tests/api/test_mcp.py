@@ -61,7 +61,7 @@ class Scripted(FakeEngine):
 
     def generate(self, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
         self.heard += requests
-        self.says = self._outputs.pop(0) if len(self._outputs) > 1 else self._outputs[0]
+        self.text = self._outputs.pop(0) if len(self._outputs) > 1 else self._outputs[0]
         return super().generate(requests)
 
     @property

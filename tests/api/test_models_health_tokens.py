@@ -96,7 +96,7 @@ async def test_what_is_on_a_device_is_told(
 ) -> None:
     """Also of the draft model, and that the CPU serves in place of a device."""
     field = {"model": "placement", "draft": "draft_placement"}[role]
-    async with client(api(FakeEngine(told=msgspec.structs.replace(READY, **{field: placed})))) as http:
+    async with client(api(FakeEngine(base_status=msgspec.structs.replace(READY, **{field: placed})))) as http:
         told = (await http.get("/health")).json()["models"]["fake"]
         metrics = (await http.get("/metrics")).text.splitlines()
     assert told[field] == msgspec.to_builtins(placed)

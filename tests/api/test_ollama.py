@@ -97,7 +97,7 @@ async def test_what_lies_on_a_device_counts_for_ollama_ps() -> None:
         DevicePlacement.nowhere("a test"), weights_bytes=500, cells_bytes=40, compute_bytes=3
     )
     told = msgspec.structs.replace(READY, engine_rss_bytes=1000, placement=placed, draft_placement=placed)
-    async with client(api(FakeEngine(told=told))) as http:
+    async with client(api(FakeEngine(base_status=told))) as http:
         (running,) = (await http.get("/api/ps")).json()["models"]
     assert (running["size_vram"], running["size"]) == (2 * 543, 1000 + 2 * 543)
 

@@ -37,7 +37,7 @@ BODIES: dict[str, Json] = {
 @pytest.mark.parametrize("path", BODIES)
 async def test_an_engine_is_told_where_other_prompts_part_from_a_conversation(path: str) -> None:
     """Behind `<|user|>` and `<|assistant|>`; and a row of a batch says the same."""
-    engine = FakeEngine(STATEFUL_INFO, says="Hi")
+    engine = FakeEngine(STATEFUL_INFO, text="Hi")
     made = create_api(served(engine), ApiOptions(output_token_cap=2))
     async with client(made.app) as http:
         assert (await http.post(path, json=BODIES[path])).status_code == 200
@@ -52,7 +52,7 @@ async def test_an_engine_is_told_where_other_prompts_part_from_a_conversation(pa
 
 async def test_a_row_of_a_batch_is_stored_as_a_response_only_where_it_says_so() -> None:
     jobs = Jobs(open_database("sqlite://"), JobOptions(model="fake"))
-    api = create_api(served(FakeEngine(says="Hello")), ApiOptions(), jobs=jobs)
+    api = create_api(served(FakeEngine(text="Hello")), ApiOptions(), jobs=jobs)
     stored = {}
     for store in (None, False, True):
         body = json.dumps({"input": "hi", "store": store}).encode()

@@ -31,8 +31,8 @@ from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, ThinkingStage
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
-from tests.api import calls, response_events
-from tests.api.calls import MINUS_INFINITY, PIECES, call, end, figures, scored, text, tokens_of, told
+from tests.api import calls
+from tests.api.calls import MINUS_INFINITY, PIECES, call, end, engine_events, figures, scored, text, tokens_of
 from tests.api.fake_tokenizer import FakeTokenizer
 
 HERMES = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls")
@@ -213,7 +213,7 @@ def stream_and_renderer(
     if renderer is not None:
         return renderer.stream(of, PIECES), renderer
     status = ResponseStatus.QUEUED if body and "background" in body else ResponseStatus.IN_PROGRESS
-    return response_events.stream(of, status, body), None
+    return calls.response_stream(of, status, body), None
 
 
 def rendered(family: str, scenario: Scenario) -> str:
@@ -221,7 +221,7 @@ def rendered(family: str, scenario: Scenario) -> str:
     of = scenario.call
     stream, _ = stream_and_renderer(family, of, scenario.body)
     steps = [step for step in scenario.steps if isinstance(step, TokenEvent)]
-    cut = iter(told(of, steps))
+    cut = iter(engine_events(of, steps))
     shown, finishes = [stream.begin()], dict[str, Finish]()
     for step in scenario.steps:
         if isinstance(step, str):
@@ -336,7 +336,7 @@ def test_log_probabilities_are_of_calls_and_content(of: dict[str, Any], said: st
 
 def test_routers_judge_the_answer() -> None:
     thinking = call(thinking=WITHIN)
-    heard = itertools.chain.from_iterable(told(thinking, letters("a</think>bc")))
+    heard = itertools.chain.from_iterable(engine_events(thinking, letters("a</think>bc")))
     (found,) = judged(thinking, [TimedEvent(event, 0.0) for event in heard])
     assert len(found.logprobs) == 2
     assert not found.has_form

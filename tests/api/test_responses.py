@@ -56,7 +56,7 @@ async def serving(engine: FakeEngine, *args: Any, **options: Any) -> AsyncIterat
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(FakeEngine(says="Hello you")) as one:
+    async with serving(FakeEngine(text="Hello you")) as one:
         yield one
 
 
@@ -92,7 +92,7 @@ def test_a_text_is_not_read_character_by_character() -> None:
 
 async def test_a_long_conversation_is_shortened_where_that_is_allowed() -> None:
     info = msgspec.structs.replace(FAKE_INFO, context_trained=400)
-    async with serving(FakeEngine(info, says="Hello")) as http:
+    async with serving(FakeEngine(info, text="Hello")) as http:
         turns = [{"role": role, "content": "x" * 30} for _ in range(10) for role in ("user", "assistant")]
         long = [{"role": "system", "content": "Be kind."}, *turns, {"role": "user", "content": "now"}]
         refused = await respond(http, input=long)
@@ -128,7 +128,7 @@ async def has_ended(http: httpx.AsyncClient, response: Json) -> Json:
 
 
 async def test_a_response_is_made_behind_its_request() -> None:
-    engine = FakeEngine(says="Hello you", is_held=True)
+    engine = FakeEngine(text="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await begun(http)
         assert response["status"] == "queued"
@@ -141,7 +141,7 @@ async def test_a_response_is_made_behind_its_request() -> None:
 
 
 async def test_it_is_cancelled() -> None:
-    engine = FakeEngine(says="Hello you", is_held=True)
+    engine = FakeEngine(text="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await begun(http)
         path = f"/v1/responses/{response['id']}"
@@ -154,7 +154,7 @@ async def test_it_is_cancelled() -> None:
 
 
 async def test_a_client_that_leaves_ends_nothing_in_the_background() -> None:
-    engine = FakeEngine(says="Hello you", is_held=True)
+    engine = FakeEngine(text="Hello you", is_held=True)
     async with application(engine) as app, client(app) as http:
         response = await begun(http)
         path = f"/v1/responses/{response['id']}"
@@ -170,7 +170,7 @@ async def test_a_client_that_leaves_ends_nothing_in_the_background() -> None:
 
 async def test_a_client_that_leaves_while_it_is_stored_leaves_nothing_queued(tmp_path: Path) -> None:
     path, tries = tmp_path / "jobs.db", threading.Event()
-    engine = FakeEngine(says="Hello you", is_held=True)
+    engine = FakeEngine(text="Hello you", is_held=True)
 
     def note(*args: Any) -> None:
         if args[2] == "BEGIN IMMEDIATE":
@@ -193,7 +193,7 @@ async def test_a_client_that_leaves_while_it_is_stored_leaves_nothing_queued(tmp
 
 
 async def test_one_that_is_deleted_ends() -> None:
-    engine = FakeEngine(says="Hello you", is_held=True)
+    engine = FakeEngine(text="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await begun(http)
         assert (await http.delete(f"/v1/responses/{response['id']}")).status_code == 200
@@ -203,7 +203,7 @@ async def test_one_that_is_deleted_ends() -> None:
 
 async def test_what_a_dead_server_leaves_behind_has_failed(tmp_path: Path) -> None:
     where = str(tmp_path / "jobs.db")
-    async with serving(FakeEngine(says="Hello"), where) as http:
+    async with serving(FakeEngine(text="Hello"), where) as http:
         response = await has_ended(http, await begun(http))
     async with stores_at(where) as stores:
         record = await stores.responses.get("", response["id"])
@@ -217,7 +217,7 @@ async def test_what_a_dead_server_leaves_behind_has_failed(tmp_path: Path) -> No
             lease_until=1.0,
         )
         await stores.responses.add(left, [])
-    async with serving(FakeEngine(says="Hello"), where) as http:
+    async with serving(FakeEngine(text="Hello"), where) as http:
         shown = (await http.get("/v1/responses/resp_left")).json()
         assert (shown["status"], shown["error"]["code"]) == ("failed", "server_error")
         (last,) = events(await http.get("/v1/responses/resp_left?stream=true&starting_after=7"))
@@ -227,11 +227,11 @@ async def test_what_a_dead_server_leaves_behind_has_failed(tmp_path: Path) -> No
 
 async def test_a_server_that_ends_leaves_a_failed_response(tmp_path: Path) -> None:
     where = str(tmp_path / "jobs.db")
-    engine = FakeEngine(says="Hello", is_held=True)
+    engine = FakeEngine(text="Hello", is_held=True)
     async with serving(engine, where) as http:
         response = await begun(http)
         engine.cancel(response["id"])  # as an engine's end ends its requests
-    async with serving(FakeEngine(says="Hello"), where) as http:
+    async with serving(FakeEngine(text="Hello"), where) as http:
         assert await status_of(http, response) in ("failed", "cancelled")
 
 

@@ -39,7 +39,7 @@ async def until(socket: Socket, *kinds: str) -> list[Json]:
 
 
 async def test_signs_of_life_may_be_switched_off() -> None:
-    engine = FakeEngine(says="Hello", is_held=True)
+    engine = FakeEngine(text="Hello", is_held=True)
     async with socket_of(api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0))) as socket:
         socket.send(CREATE)
         await socket.next()
@@ -51,7 +51,7 @@ async def test_signs_of_life_may_be_switched_off() -> None:
 
 
 async def test_who_waits_sees_that_it_lives() -> None:
-    engine = FakeEngine(says="Hello", is_held=True)
+    engine = FakeEngine(text="Hello", is_held=True)
     async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
         found = await until(socket, "response.in_progress") + await until(socket, "response.in_progress")
@@ -64,7 +64,7 @@ async def test_who_waits_sees_that_it_lives() -> None:
 
 @pytest.mark.parametrize("limits", [{"max_socket_requests": 1}, {"max_body_bytes": 250}])
 async def test_messages_that_wait_are_few_and_small(limits: dict[str, int]) -> None:
-    engine = FakeEngine(says="Hello", is_held=True)
+    engine = FakeEngine(text="Hello", is_held=True)
     app = api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0, **limits))
     async with socket_of(app) as socket:
         socket.send(CREATE)
@@ -79,7 +79,7 @@ async def test_messages_that_wait_are_few_and_small(limits: dict[str, int]) -> N
 
 
 async def test_who_closes_ends_the_response() -> None:
-    engine = FakeEngine(says="Hello", is_held=True)
+    engine = FakeEngine(text="Hello", is_held=True)
     async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
         await until(socket, "response.in_progress")
@@ -88,7 +88,7 @@ async def test_who_closes_ends_the_response() -> None:
 
 
 async def test_who_is_cancelled_hears_of_a_failure() -> None:
-    engine = FakeEngine(says="Hello", is_held=True)
+    engine = FakeEngine(text="Hello", is_held=True)
     async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
         begun = await until(socket, "response.in_progress")

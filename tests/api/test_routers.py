@@ -60,7 +60,7 @@ class House:
     """A small and a large model, one that embeds, and routers."""
 
     def __init__(self, *ways: tuple[str, Way], keys: KeyRing | None = None) -> None:
-        self.little, self.big = FakeEngine(says="little me"), FakeEngine(says="big me")
+        self.little, self.big = FakeEngine(text="little me"), FakeEngine(text="big me")
         vectors = embedding_model(FakeEngine(FAKE_EMBEDDER), "vectors")
         models = [named(self.little, "little"), named(self.big, "big"), vectors]
         routers = [
@@ -126,12 +126,12 @@ async def test_a_classifier_names_the_route_and_the_request_is_in_its_prompt() -
     assert why(await asked(house, model="hasty")) == ("little", "small: big: no answer within 0.05 s")
     await eventually(lambda: num_live(house.big) == 0)
     house.big.goes_on.set()
-    house.big.says = "large"
+    house.big.text = "large"
     found = await asked(house)
     assert why(found) == ("big", "large: big says so")
-    house.big.says = "nonsense"
+    house.big.text = "nonsense"
     assert why(await asked(house)) == ("little", "small: big has named no route")
-    house.big.told = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="it is broken")
+    house.big.base_status = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="it is broken")
     gone = await asked(house)
     assert text(gone) == "little me"
     assert why(gone) == ("little", "small: big: The engine is failed: it is broken.")
@@ -202,8 +202,8 @@ async def test_a_cascade(
 
 async def test_an_answer_of_a_form_that_is_cut_is_the_large_ones() -> None:
     house = House(("auto", cascade(SURE)))
-    house.little.says = '{"a": 1}'
-    house.big.says = "{}"
+    house.little.text = '{"a": 1}'
+    house.big.text = "{}"
     cut = await asked(house, max_tokens=3, **FORM)
     whole = await asked(house, **FORM)
     free = await asked(house, max_tokens=3)
@@ -220,11 +220,11 @@ async def test_streams_may_go_to_the_large_one_at_once() -> None:
 
 async def test_what_the_small_one_cannot_do_the_large_one_does() -> None:
     house = House(("auto", cascade(SURE)))
-    house.little.told = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="it is broken")
+    house.little.base_status = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="it is broken")
     broken = await asked(house)
     assert (text(broken), why(broken)[0]) == ("big me", "big")
     assert house.counted("big", "failed")
-    house.little.told = READY
+    house.little.base_status = READY
     info = house.little.info
     assert info is not None
     house.little.info = msgspec.structs.replace(info, context_trained=20)

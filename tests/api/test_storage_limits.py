@@ -49,7 +49,7 @@ async def serving(
     options = JobOptions(model="fake", poll_s=0.05)
     jobs = Jobs(open_database(str(folder / "jobs.db")), options, space=disk or Disk())
     made = create_api(
-        served(FakeEngine(says=says)), OPTIONS, keys=key_ring(folder, ann=limits, bob=""), jobs=jobs
+        served(FakeEngine(text=says)), OPTIONS, keys=key_ring(folder, ann=limits, bob=""), jobs=jobs
     )
     running = asyncio.create_task(jobs.run(made.run_row))
     async with client(made.app) as http:
@@ -232,7 +232,7 @@ async def test_an_upload_must_fit_beside_what_stays_free(tmp_path: Path) -> None
 
 async def test_rows_have_a_limit_of_tokens_of_their_own(tmp_path: Path) -> None:
     keys = key_ring(tmp_path, ann="batch_tokens_per_day = 60\ntokens_per_day = 1000")
-    made = create_api(served(FakeEngine(says="Hello you")), OPTIONS, keys=keys)
+    made = create_api(served(FakeEngine(text="Hello you")), OPTIONS, keys=keys)
 
     def body(max_tokens: int) -> bytes:
         return json.dumps({"messages": MESSAGES, "max_tokens": max_tokens}).encode()

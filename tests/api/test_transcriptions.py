@@ -74,7 +74,7 @@ def hearing(
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    return FakeEngine(HEARING, says=" Hello there. ")
+    return FakeEngine(HEARING, text=" Hello there. ")
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ class SpyingEngine(FakeEngine):
 
 
 async def test_what_the_form_says_is_what_is_asked() -> None:
-    engine = SpyingEngine(HEARING, says="Yes.")
+    engine = SpyingEngine(HEARING, text="Yes.")
     fields = [
         ("prompt", "Ada and Grace"),
         ("keywords[]", "GGUF"),
@@ -191,7 +191,7 @@ async def test_what_the_form_says_is_what_is_asked() -> None:
 
 
 async def test_a_model_that_was_trained_to_other_words_gets_these() -> None:
-    engine = SpyingEngine(msgspec.structs.replace(HEARING, architecture="lfm2"), says="Yes.")
+    engine = SpyingEngine(msgspec.structs.replace(HEARING, architecture="lfm2"), text="Yes.")
     async with client(hearing(engine)) as http:
         await send(http, TRANSCRIPTIONS, FILES["ogg"], ("language", "en"))
         assert "Perform ASR." in engine.words()
@@ -377,7 +377,7 @@ def test_languages_are_named_as_clients_name_them(fields: Form, languages: objec
 async def test_an_hour_of_recording_is_one_request_with_progress() -> None:
     """Its pieces are short here: what counts is how many there are."""
     pieces = tuple(Sound.of(np.full(160, number / 200, "<f4").tobytes()) for number in range(121))
-    engine = FakeEngine(HEARING, says=" Hello there. ")
+    engine = FakeEngine(HEARING, text=" Hello there. ")
     async with client(hearing(engine, pieces=pieces)) as http:
         told = await send(http, TRANSCRIPTIONS, LONG, ("response_format", "verbose_json"))
         assert told.status_code == 200, told.text
@@ -394,7 +394,7 @@ async def test_an_hour_of_recording_is_one_request_with_progress() -> None:
 async def test_a_client_that_leaves_in_the_middle_of_an_hour_frees_all_pieces(tmp_path: Path) -> None:
     """The pieces that have ended by then, and those that have not begun."""
     pieces = tuple(Sound.of(np.full(160, number / 200, "<f4").tobytes()) for number in range(121))
-    engine = FakeEngine(HEARING, says=" Hello there. ")
+    engine = FakeEngine(HEARING, text=" Hello there. ")
     engine.goes_on.clear()
     keys = key_ring(tmp_path, ada="requests_per_minute = 3")
     async with client(hearing(engine, pieces=pieces, keys=keys)) as http:

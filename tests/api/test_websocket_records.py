@@ -69,7 +69,7 @@ async def test_messages_are_answered_as_recorded(tmp_path: Path, name: str) -> N
         keys = KeyRing() if "keys" not in how else key_ring(tmp_path, **how.pop("keys"))
         connection = {each: how.pop(each) for each in ("path", "headers", "subprotocols") if each in how}
         options = msgspec.structs.replace(OPTIONS, keep_alive_s=0, **how)
-        app = locked_api(FakeEngine(says="Hi"), keys, options=options)
+        app = locked_api(FakeEngine(text="Hi"), keys, options=options)
         async with connected(app, **connection) as socket:
             recorder = Recorder(socket)
             record += await recorder.handshake()
