@@ -58,9 +58,9 @@ FINDINGS = {
         "model_source/test_resolve.py::test_a_listed_name_that_no_file_has_is_passed_over",
     ),
     "D10 names and objects of other keys": (
-        "api/test_foreign_objects.py::test_by_the_path",
-        "api/test_foreign_objects.py::test_by_a_field_of_the_body",
-        "api/test_foreign_objects.py::test_lists_and_refusals_name_what_the_key_may_use",
+        "api/test_foreign_objects.py::test_another_keys_id_in_the_path_is_missing",
+        "api/test_foreign_objects.py::test_another_keys_id_in_the_body_is_missing",
+        "api/test_foreign_objects.py::test_lists_and_errors_name_no_objects_of_other_keys",
         "api/exchanges/health.txt::A probe names what its key may use",
     ),
     "D11 a server that can never serve goes on": (

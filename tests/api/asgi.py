@@ -31,7 +31,7 @@ def scope_of(path: str, headers: Mapping[str, str] | None, *, method: str = "POS
 
 
 class Exchange:
-    """One running POST. Its body may be sent in several pieces."""
+    """A running POST. Its body may be sent in several pieces."""
 
     def __init__(self) -> None:
         self.status: int | None = None

@@ -88,8 +88,8 @@ def resolved(
 ) -> ResolvedRequest:
     """Resolve the fields for a model that takes neither pictures nor sounds."""
     params = without_unsupported(family.read(json.dumps(fields).encode(), lenient=False))
-    chosen = ModelRegistry([model]).choose(params.model, None)
-    return resolve(params, ResolveContext(chosen, info, caller, OPTIONS))
+    choice = ModelRegistry([model]).choose(params.model, None)
+    return resolve(params, ResolveContext(choice, info, caller, OPTIONS))
 
 
 def refused(resolve_body: Callable[..., object] = chat, **fields: object) -> InvalidRequest:

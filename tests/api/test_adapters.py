@@ -1,4 +1,4 @@
-"""Adapters over HTTP, beside what `exchanges/adapters.txt` has."""
+"""Adapters over HTTP. More cases are in `exchanges/adapters.txt`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def engine() -> FakeEngine:
     return engine
 
 
-async def test_their_tokens_are_counted(engine: FakeEngine) -> None:
+async def test_tokens_of_adapters_are_counted(engine: FakeEngine) -> None:
     async with client(create_api(ModelRegistry([model("base", engine=engine)]), OPTIONS).app) as http:
         await complete(http, model="base")
         await complete(http, model="base:french", max_tokens=7, ignore_eos=True)
@@ -51,6 +51,6 @@ async def test_their_tokens_are_counted(engine: FakeEngine) -> None:
     ]
 
 
-async def test_a_server_that_loads_none_says_so(http: httpx.AsyncClient) -> None:
+async def test_a_server_without_adapters_refuses_to_load_one(http: httpx.AsyncClient) -> None:
     refused = await http.post("/v1/adapters", json={"name": "x", "path": "a"})
     assert (refused.status_code, error_of(refused)["code"]) == (403, "adapter_not_allowed")

@@ -1,4 +1,4 @@
-"""Requests of agents and SDKs that other servers take: fields beside tools, forms of tools, empty turns."""
+"""Requests of agents and SDKs that other servers accept: fields beside tools, and forms of tools."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from tests.api.resolving import chat, refused
 from tests.api.test_tool_formats import ANSWER, PLAIN, TOOLS, accepts, split
 
 Json = dict[str, Any]
-
-
 STOPS = ["Observation:", "Calling tools:"]
 
 
@@ -104,7 +102,7 @@ def test_values_that_are_null_stay() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("query", ["", "?beta=true"])
 async def test_a_request_of_claude_code(http: httpx.AsyncClient, query: str) -> None:
-    """The first of a conversation."""
+    """The first request of a conversation."""
     body = captured("claude_code")
     headers = {
         "anthropic-version": "2023-06-01",

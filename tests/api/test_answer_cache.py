@@ -1,4 +1,4 @@
-"""The cache of answers in the API, beside what `exchanges/answer_cache.txt` has."""
+"""The answer cache in the API. More cases are in `exchanges/answer_cache.txt`."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ BOUNDS = StoreBounds(60, 1_000_000)
 
 
 class Cached:
-    """A small and a large model, one that embeds, a cascade between the two, and a cache of answers."""
+    """A small and a large model, a cascade of the two, an embedding model, and an answer cache."""
 
     def __init__(self, least: float | None = None) -> None:
         self.engine, self.large = FakeEngine(), FakeEngine(text="large")
         self.vectors = FakeEngine(FAKE_EMBEDDER)
         self.files = {"fake": "file 1", "large": "file 2", "vectors": "file 3"}
         models = [
-            self.known(named(self.engine, "fake")),
-            self.known(named(self.large, "large")),
-            self.known(embedding_model(self.vectors, "vectors")),
+            self.with_digest(named(self.engine, "fake")),
+            self.with_digest(named(self.large, "large")),
+            self.with_digest(embedding_model(self.vectors, "vectors")),
         ]
         cascade = Cascade(small="small", large="large", mean_logprob=-0.5, when_streaming=WhenStreaming.HOLD)
         routes = {"small": "fake", "large": "large"}
@@ -63,7 +63,7 @@ class Cached:
         )
         self.app: Starlette = self.api.app
 
-    def known(self, model: ServedModel) -> ServedModel:
+    def with_digest(self, model: ServedModel) -> ServedModel:
         model.content_digest = lambda: self.files[model.name]
         return model
 
@@ -71,13 +71,13 @@ class Cached:
     def metrics(self) -> str:
         return self.telemetry.metrics.page().decode()
 
-    def counted(self, result: str) -> int:
+    def num_requests(self, result: str) -> int:
         start = f'ocs_answer_cache_requests_total{{result="{result}"}} '
         found = [line for line in self.metrics.splitlines() if line.startswith(start)]
         return int(float(found[0].removeprefix(start))) if found else 0
 
-    async def kept(self, number: int = 1) -> None:
-        """Answers are written while the server goes on."""
+    async def has_stored(self, number: int = 1) -> None:
+        """Wait until so many answers are stored: the server writes them in the background."""
         await eventually(lambda: f"ocs_answer_cache_stores_total {number}.0" in self.metrics)
 
 
@@ -96,33 +96,33 @@ async def test_websockets_and_rows_of_batches_share_answers_which_are_counted(
     cached: Cached, http: httpx.AsyncClient
 ) -> None:
     first = await chat(http)
-    await cached.kept()
+    await cached.has_stored()
     async with opened(cached.app) as socket:
         socket.ask("r", stream=True)
-        heard = (await socket.until_end("r"))["r"]
-    assert heard[-1]["headers"]["x-cache"] == "exact"
-    assert content(heard) == first.json()["choices"][0]["message"]["content"]
+        messages = (await socket.until_end("r"))["r"]
+    assert messages[-1]["headers"]["x-cache"] == "exact"
+    assert content(messages) == first.json()["choices"][0]["message"]["content"]
     row = await cached.api.run_row("/v1/chat/completions", json.dumps(CHAT_BODY).encode(), "")
     assert json.loads(row.body)["choices"] == first.json()["choices"]
-    assert (cached.counted("miss"), cached.counted("exact")) == (1, 2)
+    assert (cached.num_requests("miss"), cached.num_requests("exact")) == (1, 2)
     assert "ocs_answer_cache_output_tokens_total 16.0" in cached.metrics
     assert "ocs_answer_cache_entries 1.0" in cached.metrics
 
 
-async def test_a_file_that_has_changed_answers_itself(cached: Cached, http: httpx.AsyncClient) -> None:
-    """Of one that is not what its model was made of nothing is known."""
+async def test_a_changed_model_file_gets_no_cached_answers(cached: Cached, http: httpx.AsyncClient) -> None:
+    """A file that changed after its model was loaded has no digest, and its answers bypass the cache."""
     cached.models.default.content_digest = lambda: None
-    said = [(await chat(http)).headers["x-cache"] for _ in range(2)]
+    headers = [(await chat(http)).headers["x-cache"] for _ in range(2)]
     for name in ("file 1", "another"):
         cached.files["fake"] = name
-        cached.models.replace(cached.models.default, cached.known(named(cached.engine, "fake")))
-        said.append((await chat(http)).headers["x-cache"])
-        await cached.kept(len(said) - 2)
-    assert said == ["bypass", "bypass", "miss", "miss"]
+        cached.models.replace(cached.models.default, cached.with_digest(named(cached.engine, "fake")))
+        headers.append((await chat(http)).headers["x-cache"])
+        await cached.has_stored(len(headers) - 2)
+    assert headers == ["bypass", "bypass", "miss", "miss"]
 
 
-async def test_what_was_cut_is_not_kept(cached: Cached, http: httpx.AsyncClient) -> None:
-    """By the client, by a time limit, by the end of the context, or in a loop."""
+async def test_a_cut_answer_is_not_stored(cached: Cached, http: httpx.AsyncClient) -> None:
+    """Cut by the client, by a time limit, by the end of the context, or in a loop."""
     cached.engine.goes_on.clear()
     body = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "stream": True}
     async with exchange(cached.app, "/v1/chat/completions", body) as left:
@@ -144,30 +144,30 @@ async def test_what_was_cut_is_not_kept(cached: Cached, http: httpx.AsyncClient)
         "messages": [{"role": "user", "content": "zz"}],
         "max_tokens": 10**5,
     }
-    said = (await http.post("/v1/messages", json=beyond)).json()
-    assert said["stop_reason"] == "model_context_window_exceeded"
-    await cached.cache.clear()  # behind all that is being written
+    message = (await http.post("/v1/messages", json=beyond)).json()
+    assert message["stop_reason"] == "model_context_window_exceeded"
+    await cached.cache.clear()  # waits for running writes
     assert "ocs_answer_cache_stores_total 0.0" in cached.metrics
 
 
-async def test_two_at_once_are_both_computed(cached: Cached, http: httpx.AsyncClient) -> None:
+async def test_two_equal_requests_at_once_are_both_computed(cached: Cached, http: httpx.AsyncClient) -> None:
     cached.engine.goes_on.clear()
-    asking = asyncio.gather(chat(http), chat(http))
+    requests = asyncio.gather(chat(http), chat(http))
     await eventually(lambda: num_live(cached.engine) == 2)
     cached.engine.goes_on.set()
-    answers = await asking
+    answers = await requests
     assert [answer.headers["x-cache"] for answer in answers] == ["miss", "miss"]
     assert answers[0].json()["choices"] == answers[1].json()["choices"]
-    await cached.kept(2)
+    await cached.has_stored(2)
     assert (await cached.store.size()).entries == 1
 
 
-async def test_a_cascades_answers_are_those_of_the_model_that_gave_them(
+async def test_answers_of_a_cascade_are_stored_for_the_model_that_generated_them(
     cached: Cached, http: httpx.AsyncClient
 ) -> None:
-    """The small one's answer is judged again each time, by heart."""
+    """The small model's answer comes from the cache and is judged again each time."""
     first = await chat(http, model="auto")
-    await cached.kept(2)
+    await cached.has_stored(2)
     for engine in (cached.engine, cached.large):
         engine.goes_on.clear()
     again = await chat(http, model="auto")
@@ -178,10 +178,10 @@ async def test_a_cascades_answers_are_those_of_the_model_that_gave_them(
     assert (await chat(http, model="large")).headers["x-cache"] == "exact"
 
 
-async def test_nothing_is_cleared_where_not_all_can_be(cached: Cached, http: httpx.AsyncClient) -> None:
+async def test_nothing_is_cleared_unless_every_cache_can_be(cached: Cached, http: httpx.AsyncClient) -> None:
     engines = (cached.engine, cached.large, cached.vectors)
     await chat(http)
-    await cached.kept()
+    await cached.has_stored()
     cached.large.base_status = msgspec.structs.replace(READY, state=EngineState.RESTARTING, reason="It died.")
     refused = await http.delete("/v1/cache")
     assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_unavailable")
@@ -194,16 +194,16 @@ async def test_nothing_is_cleared_where_not_all_can_be(cached: Cached, http: htt
 
 
 async def test_rows_of_batches_get_no_similar_answers() -> None:
-    """Nobody would see that they are. The fake embeds texts by their letters."""
+    """Batches have no header for each answer that would show it. The fake embeds texts by their letters."""
     similar, path = Cached(least=0.9), "/v1/chat/completions"
 
-    def asked(text: str) -> dict[str, object]:
+    def chat_body(text: str) -> dict[str, object]:
         return {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0}
 
     async with client(similar.app) as http:
-        await http.post(path, json=asked("aaaaaaaaaaaa"))
-        await similar.kept()
-        await similar.api.run_row(path, json.dumps(asked("aaaaaaaaaaab")).encode(), "")
+        await http.post(path, json=chat_body("aaaaaaaaaaaa"))
+        await similar.has_stored()
+        await similar.api.run_row(path, json.dumps(chat_body("aaaaaaaaaaab")).encode(), "")
         older = {"prompts": ["aaaaaaaaaaabb"], "max_tokens": 8, "temperature": 0}
         await http.post("/v1/generate/batch", json=older)
-    assert (similar.counted("semantic"), similar.counted("miss")) == (0, 3)
+    assert (similar.num_requests("semantic"), similar.num_requests("miss")) == (0, 3)

@@ -1,4 +1,4 @@
-"""What shapes the answer's text: which fields, what they accept, what is refused and how."""
+"""Fields that constrain the answer's text, and the outputs that they permit and forbid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def json_schema(schema: dict[str, object] = SCHEMA, **fields: object) -> dict[st
 
 
 def constraint(**fields: object) -> Constraint | None:
-    """The same on both routes."""
+    """Constraint of a chat with these fields, which is that of a completion too."""
     whole, text = chat(**fields).requests[0], complete(**fields).requests[0]
     assert whole.constraint == text.constraint
     assert not whole.show_control_tokens
@@ -71,7 +71,7 @@ def accepts(text: str, **fields: object) -> bool:
         ({"structured_outputs": {"grammar": 'root ::= "x" [0-9]{2}'}}, "x12", "x1"),
     ],
 )
-def test_shapes_in_all_their_places(fields: dict[str, object], good: str, bad: str) -> None:
+def test_each_field_constrains_the_output(fields: dict[str, object], good: str, bad: str) -> None:
     assert accepts(good, **fields)
     assert not accepts(bad, **fields)
 
@@ -81,19 +81,19 @@ def test_free_text_has_no_constraint(fields: dict[str, object]) -> None:
     assert constraint(**fields) is None
 
 
-def test_white_space_is_the_servers_choice() -> None:
+def test_white_space_is_an_option_of_the_server() -> None:
     call = chat(response_format=json_schema(), is_flexible=True)
     shape = call.requests[0].constraint
     assert shape is not None
     assert GrammarCheck(shape.grammar).check('{\n  "a" : 3\n}').fits
 
 
-def test_every_choice_obeys() -> None:
+def test_every_choice_has_the_constraint() -> None:
     requests = chat(response_format=json_schema(), n=3).requests
     assert len({request.constraint.grammar for request in requests if request.constraint}) == 1
 
 
-def test_what_need_not_be_enforced_is_named_in_a_header_of_limited_length() -> None:
+def test_a_header_of_limited_length_names_unenforced_keywords() -> None:
     name = "x-unenforced-schema-keywords"
     loose = chat(response_format=json_schema(HARD, strict=False)).headers
     assert loose == {name: "response_format.json_schema.schema.properties.a.pattern"}
@@ -120,15 +120,13 @@ WORDS = ("json", "choice", "tools", "regex", "grammar", "response_format", "caf\
         *(({"messages": [{"role": "user", "content": f"My {word}, please"}]}, False) for word in WORDS),
     ],
 )
-def test_long_bodies_and_what_has_something_to_compile_are_slow(
-    fields: dict[str, object], is_slow: bool
-) -> None:
+def test_long_bodies_and_grammars_are_slow_to_resolve(fields: dict[str, object], is_slow: bool) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
     assert CHAT.read(json.dumps(body).encode(), lenient=False).is_slow is is_slow
 
 
-def test_structures_stand_in_free_text() -> None:
-    """Also marks that mean something in a regular expression or a grammar."""
+def test_a_structural_tag_permits_free_text_between_structures() -> None:
+    """Triggers may have characters with a meaning in regular expressions or grammars."""
     odd = '[x-y/z.*"\\'
     structures = [{"begin": f"{start}>", "schema": SCHEMA, "end": "</f>\n"} for start in ("<f=a", odd)]
     tagged = {"type": "structural_tag", "structures": structures, "triggers": ["<f=", odd]}
@@ -202,9 +200,9 @@ FORMATS: dict[str, tuple[dict[str, object], list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats_stand_in_one_another(name: str) -> None:
-    wanted, good, bad = FORMATS[name]
-    tag = {"type": "structural_tag", "format": wanted}
+def test_formats_of_structural_tags_can_be_nested(name: str) -> None:
+    format_, good, bad = FORMATS[name]
+    tag = {"type": "structural_tag", "format": format_}
     for text in good:
         assert accepts(text, response_format=tag), text
     for text in bad:
@@ -212,7 +210,7 @@ def test_formats_stand_in_one_another(name: str) -> None:
 
 
 @pytest.mark.parametrize("wrap", [json.dumps, dict])
-def test_a_tag_comes_as_text_too(wrap: Callable[[object], object]) -> None:
+def test_a_structural_tag_may_be_a_json_text(wrap: Callable[[object], object]) -> None:
     newer = {"type": "structural_tag", "format": TAG}
     structure = {"begin": "<", "schema": {"type": "null"}, "end": ">"}
     older = {"type": "structural_tag", "structures": [structure], "triggers": ["<"]}

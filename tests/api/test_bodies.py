@@ -1,4 +1,4 @@
-"""All bodies together: what is being read may hold so much memory, and no more."""
+"""Request bodies: the memory that all of them may use together, and their encodings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_first_bytes_of_a_body_are_free() -> None:
     for one in held:
         one.release()
     assert budget.used_bytes == 0
-    BodyQuota(BodyBudget(10), FREE_BYTES + 10).has_grown(10**9)  # what goes to disk is not counted
+    BodyQuota(BodyBudget(10), FREE_BYTES + 10).has_grown(10**9)  # a body with a larger limit goes to disk
 
 
 COMPRESSED = {
@@ -90,7 +90,7 @@ async def _in_pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
         (b"", "gzip", 400, "invalid_json"),
     ],
 )
-async def test_other_encodings_and_lies_are_refused(
+async def test_unsupported_and_wrong_encodings_are_refused(
     http: httpx.AsyncClient, sent: bytes, encoding: str | list[str], status: int, code: str | None
 ) -> None:
     headers = [("content-encoding", each) for each in ([encoding] if isinstance(encoding, str) else encoding)]
@@ -100,7 +100,7 @@ async def test_other_encodings_and_lies_are_refused(
     assert status != 415 or refused.headers["accept-encoding"] == "gzip, deflate"
 
 
-async def test_beyond_it_large_bodies_get_503_and_small_ones_are_served(engine: FakeEngine) -> None:
+async def test_beyond_the_budget_large_bodies_get_503_and_small_ones_are_served(engine: FakeEngine) -> None:
     app = api(engine, msgspec.structs.replace(OPTIONS, max_bodies_bytes=BUDGET))
     async with client(app) as http, exchange(app, "/v1/completions") as slow:
         slow.begin_body(LARGE)
@@ -115,17 +115,16 @@ async def test_beyond_it_large_bodies_get_503_and_small_ones_are_served(engine: 
             assert (await http.post("/tokenize", content=LARGE)).status_code == 400
 
 
-async def test_a_call_that_generates_holds_its_body_no_longer(engine: FakeEngine) -> None:
+async def test_a_request_that_generates_does_not_count_its_body(engine: FakeEngine) -> None:
     engine.goes_on.clear()
     app = api(engine, msgspec.structs.replace(OPTIONS, max_bodies_bytes=BUDGET))
-    ask = {"prompt": "a"}
     async with client(app) as http:
         for stream in (True, False):
             async with exchange(app, "/v1/completions") as one:
-                one.send_body(LARGE + json.dumps({**ask, "stream": stream}).encode())
+                one.send_body(LARGE + json.dumps({"prompt": "a", "stream": stream}).encode())
                 await eventually(lambda: num_live(engine) == 1)
                 assert (await http.post("/tokenize", content=LARGE)).status_code == 400
-                one.send_body(b"")  # whoever waits for the client to leave is told whatever comes
+                one.send_body(b"")  # the task that waits for a disconnect reads any message
                 await eventually(lambda: one.has_read_all)
                 assert (await http.post("/tokenize", content=LARGE)).status_code == 400
                 one.disconnect()
@@ -133,37 +132,38 @@ async def test_a_call_that_generates_holds_its_body_no_longer(engine: FakeEngine
 
 
 class SlowTokenizer(FakeTokenizer):
-    """It goes on when it may."""
+    """A tokenizer that waits for an event."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_go_on = threading.Event()
+        self.may_continue = threading.Event()
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        self.may_go_on.wait(DEADLINE_S)
+        self.may_continue.wait(DEADLINE_S)
         return super().encode(text, add_special=add_special, parse_special=parse_special)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-async def test_a_message_is_counted_until_it_is_understood(engine: FakeEngine, path: str) -> None:
-    """Of a WebSocket: while it waits for that, another is refused; while it generates, another is served."""
+async def test_a_message_is_counted_until_it_is_tokenized(engine: FakeEngine, path: str) -> None:
+    """While one waits for the tokenizer, another large message is refused. While it generates, another large
+    body is served."""
     engine.goes_on.clear()
     tokenizer = SlowTokenizer()
     options = msgspec.structs.replace(OPTIONS, max_bodies_bytes=BUDGET)
     app = create_api(served(engine, tokenizer=tokenizer), options).app
-    of_chat, of_response = {"messages": MESSAGES}, {"type": "response.create", "input": "a"}
-    asked = of_chat if path.endswith("completions") else of_response
-    large = json.dumps({**asked, "user": LARGE.decode()})
+    is_chat = path.endswith("completions")
+    fields = {"messages": MESSAGES} if is_chat else {"type": "response.create", "input": "a"}
+    large = json.dumps({**fields, "user": LARGE.decode()})
     async with client(app) as http, opened(app, path=path) as socket, opened(app, path=path) as other:
         socket.send(large)
         await eventually(lambda: socket.to_app.empty())
         other.send(large)
-        heard = [await other.next()]
-        while "status" not in heard[-1]:
-            heard.append(await other.next())
-        assert (heard[-1]["status"], heard[-1]["error"]["code"]) == (503, "too_many_bodies")
+        messages = [await other.next()]
+        while "status" not in messages[-1]:
+            messages.append(await other.next())
+        assert (messages[-1]["status"], messages[-1]["error"]["code"]) == (503, "too_many_bodies")
         assert (await http.post("/tokenize", content=LARGE)).status_code == 503
-        tokenizer.may_go_on.set()
+        tokenizer.may_continue.set()
         await eventually(lambda: num_live(engine) == 1)
         await checkpoint()
         assert (await http.post("/tokenize", content=LARGE)).status_code == 400

@@ -1,6 +1,6 @@
-"""By which name pages call, where they come from, and who is an administrator without keys.
+"""Checks of the Host and Origin headers, and administrators without keys.
 
-What pages may read: `exchanges/browsers.txt`.
+Headers of CORS are in `exchanges/browsers.txt`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def named(engine: FakeEngine) -> Starlette:
     return api(engine, msgspec.structs.replace(OPTIONS, hosts=OURS, cors_origins=(PAGE,)))
 
 
-# -- by which name ----------------------------------------------------------------------------------------
+# -- the Host header --------------------------------------------------------------------------------------
 
 METHODS = ("GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT")
 ORIGINS: tuple[dict[str, str], ...] = ({}, PREFLIGHT, {"origin": "null"})
@@ -57,14 +57,14 @@ OTHER_NAMES = [
 
 
 @pytest.mark.parametrize("host", OWN_NAMES)
-async def test_by_its_names_and_addresses_it_answers(named: Starlette, host: str) -> None:
+async def test_the_server_answers_by_its_names_and_addresses(named: Starlette, host: str) -> None:
     async with client(named) as http:
         assert (await http.get("/health", headers={"host": host})).status_code == 200
 
 
 @pytest.mark.parametrize("host", OTHER_NAMES)
-async def test_by_another_name_nothing_answers(named: Starlette, host: str) -> None:
-    """Whatever the page says of itself: a preflight too, and a probe. One name is tried by any method."""
+async def test_no_path_answers_by_another_name(named: Starlette, host: str) -> None:
+    """Preflights and probes are refused too, with any Origin. One of the names is tried with all methods."""
     async with client(named) as http:
         for path in ("/", "/health", "/v1/cache", "/v1/chat/completions", "/nowhere"):
             for method, more in itertools.product(METHODS if host == OTHER_NAMES[0] else ("GET",), ORIGINS):
@@ -77,7 +77,7 @@ async def test_by_another_name_nothing_answers(named: Starlette, host: str) -> N
         assert messages_error_of(anthropic)["type"] == "invalid_request_error"
 
 
-async def test_two_names_are_none_and_a_websocket_is_held_to_the_same(named: Starlette) -> None:
+async def test_two_host_headers_are_refused_and_a_websockets_host_is_checked(named: Starlette) -> None:
     headers = [("host", "localhost"), ("host", "localhost")]
     async with client(named) as http:
         assert (await http.send(httpx.Request("GET", "http://x/health", headers=headers))).status_code == 421
@@ -90,19 +90,19 @@ async def test_two_names_are_none_and_a_websocket_is_held_to_the_same(named: Sta
 
 
 @pytest.mark.parametrize("hosts", [None, frozenset({"*"})])
-async def test_the_check_can_be_off(engine: FakeEngine, hosts: frozenset[str] | None) -> None:
+async def test_the_check_of_hosts_can_be_off(engine: FakeEngine, hosts: frozenset[str] | None) -> None:
     async with client(api(engine, msgspec.structs.replace(OPTIONS, hosts=hosts))) as http:
         for host in ("evil.example", "", "x y"):
             assert (await http.get("/health", headers={"host": host})).status_code == 200
 
 
 @given(st.text())
-def test_any_text_is_read_as_a_name_or_as_none(text: str) -> None:
+def test_any_text_is_parsed_as_a_host_name_or_none(text: str) -> None:
     name = host_name(text)
     assert name is None or (name == name.lower() and not set(name) & set("/@#? ,"))
 
 
-# -- from where -------------------------------------------------------------------------------------------
+# -- the Origin header ------------------------------------------------------------------------------------
 
 BEHIND_TLS = {"host": "llm.example", "x-forwarded-proto": "https"}
 OWN_PAGES: list[tuple[str, dict[str, str]]] = [
@@ -137,7 +137,7 @@ async def test_a_page_of_the_server_may_call(named: Starlette, origin: str, head
 
 
 @pytest.mark.parametrize(("origin", "headers"), OTHER_PAGES)
-async def test_another_page_may_not(named: Starlette, origin: str, headers: dict[str, str]) -> None:
+async def test_another_page_may_not_call(named: Starlette, origin: str, headers: dict[str, str]) -> None:
     async with client(named) as http:
         for method in ("POST", "DELETE", "PUT", "PATCH"):
             answer = await http.request(method, "/v1/cache", headers={**headers, "origin": origin})
@@ -147,24 +147,24 @@ async def test_another_page_may_not(named: Starlette, origin: str, headers: dict
 
 
 @given(st.text() | st.from_regex(r"[a-z]{0,5}:?/{0,2}[\\[\\]:.@a-z0-9/#?]{0,20}"))
-def test_any_text_is_an_origin_or_none_and_canonical_but_once(text: str) -> None:
+def test_a_canonical_origin_stays_the_same(text: str) -> None:
     assert canonical_origin(canonical_origin(text)) == canonical_origin(text)
 
 
 # -- administrators without keys --------------------------------------------------------------------------
 
 LAN = "192.168.1.7"
-AS_ADMIN = [("DELETE", "/v1/cache"), ("GET", "/v1/cache/stats"), ("GET", "/v1/adapters")]
+ADMIN_ROUTES = [("DELETE", "/v1/cache"), ("GET", "/v1/cache/stats"), ("GET", "/v1/adapters")]
 
 
 async def statuses(app: Starlette, peer: str, **headers: str) -> set[int]:
     async with client(app, peer) as http:
-        return {(await http.request(*route, headers=headers)).status_code for route in AS_ADMIN}
+        return {(await http.request(*route, headers=headers)).status_code for route in ADMIN_ROUTES}
 
 
-HERE = ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"]
-ELSEWHERE = [LAN, "2001:db8::1", "::ffff:10.0.0.1", "unknown"]
-SENT_ON = [
+LOCAL_PEERS = ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"]
+REMOTE_PEERS = [LAN, "2001:db8::1", "::ffff:10.0.0.1", "unknown"]
+FORWARDED = [
     *({"x-forwarded-for": hops} for hops in (LAN, f"127.0.0.1, {LAN}", f"{LAN}, 127.0.0.1", "unknown")),
     {"forwarded": f"for={LAN}"},
     {"forwarded": 'for="[2001:db8::1]:80"'},
@@ -175,43 +175,46 @@ SENT_ON = [
 @pytest.mark.parametrize(
     ("peer", "headers", "is_administrator"),
     [
-        *((peer, {}, True) for peer in HERE),
-        *((peer, {}, False) for peer in ELSEWHERE),
-        *(("127.0.0.1", headers, False) for headers in SENT_ON),
+        *((peer, {}, True) for peer in LOCAL_PEERS),
+        *((peer, {}, False) for peer in REMOTE_PEERS),
+        *(("127.0.0.1", headers, False) for headers in FORWARDED),
         (LAN, {"x-forwarded-for": "127.0.0.1"}, False),
         *(("127.0.0.1", {"host": host}, False) for host in ("evil.example", "")),
         ("127.0.0.1", {"host": "10.0.0.1:80"}, True),
     ],
 )
-async def test_only_who_is_on_the_machine_administrates(
+async def test_only_local_clients_are_administrators(
     engine: FakeEngine, trusted: Any, peer: str, headers: dict[str, str], is_administrator: bool
 ) -> None:
-    """A proxy on the machine makes nobody local, whether it is trusted or not, nor does a page whose name
-    points here: any name may be the server's."""
+    """A client behind a proxy on this machine is not local, whether the proxy is trusted or not.
+
+    Nor is a page under another host name: any name may resolve to this machine.
+    """
     app = api(engine, msgspec.structs.replace(OPTIONS, is_admin_open=False, trusted_proxies=trusted))
-    found = await statuses(app, peer, **headers)
-    assert found <= {200, 204} if is_administrator else found == {403}
+    codes = await statuses(app, peer, **headers)
+    assert codes <= {200, 204} if is_administrator else codes == {403}
 
 
-@pytest.mark.parametrize("peer", ELSEWHERE)
-async def test_others_may_ask(engine: FakeEngine, peer: str) -> None:
+@pytest.mark.parametrize("peer", REMOTE_PEERS)
+async def test_remote_clients_may_use_other_routes(engine: FakeEngine, peer: str) -> None:
     async with client(api(engine, msgspec.structs.replace(OPTIONS, is_admin_open=False)), peer) as http:
         for path in ("/v1/models", "/metrics", "/v1/stats", "/v1/requests", "/version", "/"):
             assert (await http.get(path)).status_code == 200
         assert (await http.post("/tokenize", json={"content": "a"})).status_code == 200
-        said = error_of(await http.delete("/v1/cache"))
-        assert said["code"] == "missing_scope"
-        assert "--open-admin" in str(said["message"])
+        error = error_of(await http.delete("/v1/cache"))
+        assert error["code"] == "missing_scope"
+        assert "--open-admin" in str(error["message"])
 
 
-async def test_a_key_goes_before_where_somebody_is_and_all_can_be_open(engine: FakeEngine) -> None:
+async def test_a_key_overrides_the_clients_address_and_the_check_can_be_off(engine: FakeEngine) -> None:
     app = api(engine, msgspec.structs.replace(OPTIONS, is_admin_open=False, api_key="k"))
     assert await statuses(app, LAN, **{"x-api-key": "k"}) <= {200, 204}
     assert await statuses(app, "127.0.0.1") == {401}
     assert await statuses(api(engine), LAN) <= {200, 204}
 
 
-def test_what_is_loopback() -> None:
-    yes: list[Any] = ["127.0.0.1", "::1", "localhost", "127.1.2.3", "::ffff:127.0.0.1"]
-    no: list[Any] = ["0.0.0.0", "::", "10.0.0.1", "", "localhost.evil", "127.0.0.1.evil", "::ffff:1.2.3.4"]
-    assert [is_loopback(one) for one in yes + no] == [True] * len(yes) + [False] * len(no)
+def test_only_local_addresses_are_loopback() -> None:
+    local: list[Any] = ["127.0.0.1", "::1", "localhost", "127.1.2.3", "::ffff:127.0.0.1"]
+    other: list[Any] = ["0.0.0.0", "::", "10.0.0.1", "", "localhost.evil", "127.0.0.1.evil", "::ffff:1.2.3.4"]
+    assert all(map(is_loopback, local))
+    assert not any(map(is_loopback, other))

@@ -1,4 +1,4 @@
-"""What the KV memory holds and saves, emptying it, and who shares it with whom."""
+"""Statistics of the KV cache, clearing it, and which requests share it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def one_engine() -> AsyncIterator[EngineClient]:
 
 @pytest.fixture
 async def http(one_engine: EngineClient) -> AsyncIterator[httpx.AsyncClient]:
-    """The cache is empty at first."""
+    """A client of an engine whose cache is empty."""
     one_engine.clear_cache()
     async with client(api(one_engine)) as http:
         yield http
@@ -58,14 +58,14 @@ async def stats_of(http: httpx.AsyncClient) -> dict[str, Any]:
 
 
 async def cached(http: httpx.AsyncClient, headers: dict[str, str] | None = None, **fields: object) -> int:
-    """Tokens of the long prompt that another request had computed."""
+    """Number of the long prompt's tokens that come from the cache."""
     body = {"prompt": PROMPT, "max_tokens": 2, "seed": 1, **fields}
     response = await http.post("/v1/completions", json=body, headers=headers)
     assert response.status_code == 200
     return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-def test_every_number_of_the_stats() -> None:
+def test_the_stats_of_one_engine() -> None:
     assert msgspec.to_builtins(cache_stats([EngineCache(KV, INFO, 3)])) == {
         "object": "cache.stats",
         "pool": {
@@ -93,14 +93,14 @@ def test_every_number_of_the_stats() -> None:
     }
 
 
-def test_nothing_run_is_no_rate_and_nothing_running_saves_nothing() -> None:
+def test_without_requests_the_hit_rate_is_null_and_the_saving_zero() -> None:
     idle = cache_stats([EngineCache(msgspec.structs.replace(KV, prompt_tokens=0, cached_tokens=0), INFO, 0)])
     assert idle.hit_rate is None
     assert idle.savings is not None
     assert idle.savings.saved_bytes == 0
 
 
-async def test_stats_follow_what_was_served(http: httpx.AsyncClient, one_engine: EngineClient) -> None:
+async def test_stats_count_served_requests(http: httpx.AsyncClient, one_engine: EngineClient) -> None:
     before = await stats_of(http)
     found = [await cached(http) for _ in range(2)]
     await eventually(lambda: one_engine.status().kv_tokens_used == 0)
@@ -113,7 +113,7 @@ async def test_stats_follow_what_was_served(http: httpx.AsyncClient, one_engine:
     assert stats["savings"]["running_requests"] == 0
 
 
-async def test_a_cleared_cache_remembers_nothing(http: httpx.AsyncClient) -> None:
+async def test_a_cleared_cache_is_empty(http: httpx.AsyncClient) -> None:
     assert await cached(http) == 0
     response = await http.delete("/v1/cache")
     assert (response.status_code, response.content) == (204, b"")
@@ -121,21 +121,21 @@ async def test_a_cleared_cache_remembers_nothing(http: httpx.AsyncClient) -> Non
     assert await cached(http) > 0
 
 
-async def test_without_an_engine_there_is_nothing_to_see_or_clear() -> None:
+async def test_without_an_engine_the_routes_are_unavailable() -> None:
     async with client(api(new_engine())) as http:  # never started
         for response in (await http.get("/v1/cache/stats"), await http.delete("/v1/cache")):
             assert (response.status_code, error_of(response)["code"]) == (503, "engine_unavailable")
 
 
-async def test_choices_share_what_the_first_computed_and_usage_says_so(http: httpx.AsyncClient) -> None:
+async def test_choices_share_the_firsts_prompt_and_usage_shows_it(http: httpx.AsyncClient) -> None:
     before = await stats_of(http)
     assert await cached(http, n=4) == 0
     assert 0 < await cached(http, n=4) < 200
     num_cached = (await stats_of(http))["cached_tokens"] - before["cached_tokens"]
-    assert num_cached > 2 * 3 * 128, "the others of each four share nearly all"
+    assert num_cached > 2 * 3 * 128, "the last three of each four choices share nearly all"
 
 
-async def test_a_salt_keeps_prompts_apart(http: httpx.AsyncClient) -> None:
+async def test_prompts_of_different_salts_are_not_shared(http: httpx.AsyncClient) -> None:
     assert await cached(http) == await cached(http, cache_salt="a") == 0
     assert await cached(http, cache_salt="b") == 0
     assert await cached(http, cache_salt="a") > 0
@@ -143,7 +143,7 @@ async def test_a_salt_keeps_prompts_apart(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("isolates", [True, False])
-async def test_keys_keep_prompts_apart_where_that_is_asked_for(
+async def test_keys_do_not_share_prompts_with_isolate_by_key(
     one_engine: EngineClient, isolates: bool
 ) -> None:
     one_engine.clear_cache()
@@ -155,7 +155,7 @@ async def test_keys_keep_prompts_apart_where_that_is_asked_for(
         assert await cached(http, {"authorization": "bearer  ann "}) > 0
 
 
-async def test_a_prompt_of_claude_code_is_found_again_whatever_its_billing_line(
+async def test_a_prompt_of_claude_code_is_cached_whatever_its_billing_line(
     http: httpx.AsyncClient,
 ) -> None:
     usages = []
@@ -170,7 +170,7 @@ async def test_a_prompt_of_claude_code_is_found_again_whatever_its_billing_line(
     assert second["cache_read_input_tokens"] == first["input_tokens"] - 1
 
 
-def test_namespaces_are_equal_for_equal_pairs_alone() -> None:
+def test_each_pair_of_salt_and_key_has_its_namespace() -> None:
     pairs = [(None, None), ("a", None), (None, "a"), ("a", "b"), ("b", "a"), ("ab", None), (None, "ab")]
     pairs += [("", "ab"), ("ab", ""), ("null", None), ('a","b', None), (None, 'a","b')]
     names = [cache_namespace(salt=salt, key=key) for salt, key in pairs]

@@ -1,4 +1,5 @@
-"""Clients take turns without having to say who they are, and nobody gets at another's requests by a name."""
+"""Clients are identified by key or address for fair scheduling, and no name gives access to another client's
+requests."""
 
 from __future__ import annotations
 
@@ -71,14 +72,14 @@ OLDER = ("x-forwarded-for", "198.51.100.77")
         ("10.1.1.1", [("x-forwarded-for", "203.0.113.9"), OLDER], "198.51.100.77"),
     ],
 )
-def test_the_peer_is_the_client_and_of_trusted_proxies_the_last_other_hop(
+def test_the_address_is_the_peers_or_the_last_hop_before_trusted_proxies(
     peer: str | None, headers: list[tuple[str, str]], address: str | None
 ) -> None:
-    """The newer header counts where the older is missing. Headers that come several times are one list."""
+    """`Forwarded` counts only without `X-Forwarded-For`. Repeated headers are one list."""
     assert client_address(scope(peer, *headers), TRUSTED) == address
 
 
-def test_all_of_one_address_are_a_group_but_for_the_holders_of_keys() -> None:
+def test_clients_of_one_address_are_a_group_unless_they_have_named_keys() -> None:
     here = msgspec.structs.replace(ANYBODY, address="192.0.2.7")
     with_some_key = msgspec.structs.replace(here, digest="ab" * 32)
     shared = Identity(Key(name="", digest=b""), "cd" * 32, "192.0.2.7")
@@ -93,19 +94,21 @@ ANN = Identity(Key(name="ann", digest=b""), "0" * 64, "192.0.2.1")
 ROOT = Identity(Key(name="root", digest=b"", scopes=ALL_SCOPES), "1" * 64, "192.0.2.2")
 SHARED = Identity(Key(name="", digest=b"", scopes=ALL_SCOPES), "2" * 64, "192.0.2.3")
 STRANGER = Identity(None, None, "192.0.2.4")
-WITH_UNASKED_KEY = Identity(None, "3" * 64, "192.0.2.4")
+WITH_UNCHECKED_KEY = Identity(None, "3" * 64, "192.0.2.4")
 
 
-def test_who_is_one_client() -> None:
+def test_a_named_key_or_else_the_user_identifies_a_client() -> None:
     assert Client.of(ANN, "bob") == Client.of(msgspec.structs.replace(ANN, address="192.0.2.9"), None)
     assert Client.of(SHARED, "bob") == Client.of(STRANGER, "bob")
-    several = [Client.of(who, None) for who in (ANN, ROOT, SHARED, STRANGER, WITH_UNASKED_KEY, ANYBODY)]
-    assert len({one.label for one in several}) == len(several)
-    assert [Client.of_label(one.label) for one in several] == several
+    clients = [
+        Client.of(identity, None) for identity in (ANN, ROOT, SHARED, STRANGER, WITH_UNCHECKED_KEY, ANYBODY)
+    ]
+    assert len({one.label for one in clients}) == len(clients)
+    assert [Client.of_label(one.label) for one in clients] == clients
 
 
 @pytest.mark.parametrize("user", ["ann", "key:ann", ":", "192.0.2.1"])
-def test_a_user_in_a_body_owns_nothing_and_is_owned_by_no_key_of_that_name(user: str) -> None:
+def test_a_key_does_not_own_requests_of_a_user_with_its_name(user: str) -> None:
     for sender in (SHARED, STRANGER):
         request = Client.of_label(Client.of(sender, user).label)
         assert not request.is_owned_by(ANN)
@@ -115,23 +118,23 @@ def test_a_user_in_a_body_owns_nothing_and_is_owned_by_no_key_of_that_name(user:
 
 
 def test_a_key_without_a_name_and_without_scopes_owns_nothing() -> None:
-    nobody = Identity(Key(name="", digest=b""), "2" * 64, "192.0.2.4")
-    for client_of in (Client.of(nobody, None), Client.of(ANN, None), Client.of(STRANGER, None)):
-        assert not client_of.is_owned_by(nobody)
+    unnamed = Identity(Key(name="", digest=b""), "2" * 64, "192.0.2.4")
+    for owner in (unnamed, ANN, STRANGER):
+        assert not Client.of(owner, None).is_owned_by(unnamed)
 
 
-def test_addresses_are_told_to_administrators_keys_only() -> None:
-    plain, with_key = Client.of(STRANGER, None), Client.of(WITH_UNASKED_KEY, None)
+def test_only_keys_of_administrators_see_addresses() -> None:
+    plain, with_key = Client.of(STRANGER, None), Client.of(WITH_UNCHECKED_KEY, None)
     assert (plain.shown_to(ROOT), with_key.shown_to(ROOT)) == ("192.0.2.4", "3" * 16 + "@192.0.2.4")
-    for other in (STRANGER, WITH_UNASKED_KEY, ANYBODY, ANN):
+    for other in (STRANGER, WITH_UNCHECKED_KEY, ANYBODY, ANN):
         assert (plain.shown_to(other), with_key.shown_to(other)) == ("", "3" * 16)
 
 
-def coming_from(address: str, app: ASGIApp) -> ASGIApp:
-    async def moved(scope: Scope, receive: Receive, send: Send) -> None:
+def from_address(address: str, app: ASGIApp) -> ASGIApp:
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, "client": (address, 1)}, receive, send)
 
-    return moved
+    return call
 
 
 @pytest.fixture
@@ -139,13 +142,13 @@ async def held() -> FakeEngine:
     return FakeEngine(is_held=True)
 
 
-async def test_two_addresses_are_two_clients_and_a_trusted_proxys_are_whom_it_names(held: FakeEngine) -> None:
+async def test_two_addresses_are_two_clients_and_a_trusted_proxy_names_others(held: FakeEngine) -> None:
     app = api(held, msgspec.structs.replace(OPTIONS, trusted_proxies=TRUSTED))
     named = {"x-forwarded-for": "198.51.100.1"}
     async with (
-        started(coming_from("192.0.2.1", app), held, CHAT, LONG),
-        started(coming_from("192.0.2.2", app), held, CHAT, LONG, named),
-        started(coming_from("10.0.0.1", app), held, CHAT, LONG, named),
+        started(from_address("192.0.2.1", app), held, CHAT, LONG),
+        started(from_address("192.0.2.2", app), held, CHAT, LONG, named),
+        started(from_address("10.0.0.1", app), held, CHAT, LONG, named),
         client(app) as http,
     ):
         await eventually(lambda: num_live(held) == 3)
@@ -155,8 +158,8 @@ async def test_two_addresses_are_two_clients_and_a_trusted_proxys_are_whom_it_na
     assert not any(address in listing for address in ("192.0.2.", "198.51"))
 
 
-async def test_a_sockets_requests_are_their_peers(held: FakeEngine) -> None:
-    async with opened(coming_from("2001:db8:7:8::1", api(held))) as socket:
+async def test_a_websockets_requests_have_its_peers_address(held: FakeEngine) -> None:
+    async with opened(from_address("2001:db8:7:8::1", api(held))) as socket:
         socket.send({**LONG, "request_id": "a"})
         await eventually(lambda: num_live(held) == 1)
         assert held.requests()[0].client == "peer:@2001:db8:7:8::/64"

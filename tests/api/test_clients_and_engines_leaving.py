@@ -1,4 +1,5 @@
-"""Streams as they go, and what happens when either side goes."""
+"""Streams whose client disconnects or whose engine is killed, resumed streams, and keys whose requests crash
+engines."""
 
 from __future__ import annotations
 
@@ -38,10 +39,10 @@ async def test_a_stream_comes_chunk_by_chunk_and_is_kept_alive_between(engine: F
     async with exchange(app, "/v1/completions", body) as one:
         assert [await one.chunk() for _ in range(3)] == [b": keep-alive\n"] * 3
         engine.goes_on.set()
-        said = [chunk for chunk in await one.rest() if chunk != b": keep-alive\n"]
-    assert len(said) >= 3, "each token is one"
+        chunks = [chunk for chunk in await one.rest() if chunk != b": keep-alive\n"]
+    assert len(chunks) >= 3, "each token has a chunk"
     assert (one.headers["cache-control"], one.headers["x-accel-buffering"]) == ("no-cache", "no")
-    assert said[-1].endswith(b"data: [DONE]\n\n")
+    assert chunks[-1].endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_batch_ends_when_its_client_leaves(engine: FakeEngine) -> None:
@@ -52,25 +53,25 @@ async def test_a_batch_ends_when_its_client_leaves(engine: FakeEngine) -> None:
     assert num_live(engine) == 0
 
 
-# -- streams that are taken up again -------------------------------------------------------------------------
+# -- streams that are resumed --------------------------------------------------------------------------------
 
 
 LONG_CHAT = {"messages": MESSAGES, "ignore_eos": True, "stream": True, "max_tokens": 60, "temperature": 0}
 MINE = {"x-conversation-id": "mine"}
 
 
-async def taken_up(app: Starlette, name: str, last: str | None = None, key: str = "") -> httpx.Response:
+async def resume(app: Starlette, name: str, last: str | None = None, key: str = "") -> httpx.Response:
     headers = {**(of(key) if key else {}), **({} if last is None else {"last-event-id": last})}
     async with client(app, headers) as http:
         return await http.get(f"{CHAT}/{name}/stream")
 
 
-def ids(told: bytes) -> list[int]:
-    return [int(each) for each in re.findall(rb"^id: (\d+)$", told, re.MULTILINE)]
+def ids(stream: bytes) -> list[int]:
+    return [int(each) for each in re.findall(rb"^id: (\d+)$", stream, re.MULTILINE)]
 
 
-def words(told: bytes) -> str:
-    chunks = [json.loads(each) for each in re.findall(rb"^data: (\{.*)$", told, re.MULTILINE)]
+def content(stream: bytes) -> str:
+    chunks = [json.loads(each) for each in re.findall(rb"^data: (\{.*)$", stream, re.MULTILINE)]
     return "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
 
 
@@ -86,32 +87,32 @@ async def held(gate: Gate) -> AsyncIterator[EngineClient]:
         gate.open()
 
 
-async def test_a_stream_goes_on_without_its_client_and_tells_the_rest_once(
+async def test_a_stream_runs_without_its_client_and_its_rest_can_be_resumed(
     held: EngineClient, gate: Gate
 ) -> None:
-    """Also when its engine is killed meanwhile."""
+    """The engine is killed after the client has disconnected."""
     app = api(held)
-    heard = b""
+    first = b""
     async with exchange(app, CHAT, LONG_CHAT, MINE) as one:
-        while heard.count(b"id: ") < 5:
-            heard += await one.chunk() or b""
+        while first.count(b"id: ") < 5:
+            first += await one.chunk() or b""
         one.disconnect()
     assert num_live(held) == 1
     assert held.engine_pid is not None
     os.kill(held.engine_pid, signal.SIGKILL)
     gate.open()
-    name = json.loads(heard.split(b"data: ")[1].split(b"\n")[0])["id"]
-    rest = await taken_up(app, "mine", str(ids(heard)[-1]))
+    name = json.loads(first.split(b"data: ")[1].split(b"\n")[0])["id"]
+    rest = await resume(app, "mine", str(ids(first)[-1]))
     assert rest.headers["content-type"].startswith("text/event-stream")
     assert rest.text.endswith("data: [DONE]\n\n")
-    told = heard + rest.content
-    assert ids(told) == [*range(len(ids(told)))]
+    whole = first + rest.content
+    assert ids(whole) == [*range(len(ids(whole)))]
     async with client(app) as http:
         plain = (await http.post(CHAT, json={**LONG_CHAT, "stream": False})).json()
-    assert words(told) == plain["choices"][0]["message"]["content"]
-    again = await taken_up(app, name)
+    assert content(whole) == plain["choices"][0]["message"]["content"]
+    again = await resume(app, name)
     assert [line for line in again.text.split("\n") if line[:1] != ":"] == [
-        line for line in told.decode().split("\n") if line[:1] != ":"
+        line for line in whole.decode().split("\n") if line[:1] != ":"
     ]
     assert num_live(held) == 0
     async with client(app) as http:
@@ -123,18 +124,18 @@ async def test_a_stream_goes_on_without_its_client_and_tells_the_rest_once(
 
 
 @pytest.mark.parametrize("keep_s", [0.0, 0.2])
-async def test_nobody_comes_back_in_time(keep_s: float) -> None:
-    """0: it ends with its connection."""
+async def test_a_stream_that_is_not_resumed_in_time_ends(keep_s: float) -> None:
+    """With 0 it ends with its connection."""
     engine = FakeEngine(is_held=True)
     app = api(engine, msgspec.structs.replace(OPTIONS, keep_streams_s=keep_s))
     async with started(app, engine, CHAT, LONG_CHAT, MINE):
         pass
     assert keep_s or num_live(engine) == 0
     await eventually(lambda: num_live(engine) == 0)
-    assert (await taken_up(app, "mine")).status_code == 404
+    assert (await resume(app, "mine")).status_code == 404
 
 
-async def test_a_stream_is_its_keys_and_a_new_one_takes_its_place(tmp_path: Path) -> None:
+async def test_a_stream_belongs_to_its_key_and_a_new_one_replaces_it(tmp_path: Path) -> None:
     engine = FakeEngine(is_held=True)
     app = locked_api(engine, key_ring(tmp_path, ann="", bob="", root='scopes = ["inference", "admin"]'))
     calls = []
@@ -145,14 +146,14 @@ async def test_a_stream_is_its_keys_and_a_new_one_takes_its_place(tmp_path: Path
         calls.append(engine.requests()[0].id)
         assert num_live(engine) == 1
     for other in ("bob", "root"):
-        assert error_of(await taken_up(app, "mine", key=other))["code"] == "request_not_found"
+        assert error_of(await resume(app, "mine", key=other))["code"] == "request_not_found"
     async with client(app, of("ann")) as http:
         assert (await http.delete(f"{CHAT}/mine")).status_code == 200
-        told = await http.get(f"{CHAT}/mine/stream")
-        assert told.text.endswith("data: [DONE]\n\n")
-        assert '"finish_reason":"stop"' in told.text
+        stream = await http.get(f"{CHAT}/mine/stream")
+        assert stream.text.endswith("data: [DONE]\n\n")
+        assert '"finish_reason":"stop"' in stream.text
         assert (await http.delete(f"{CHAT}/mine")).status_code == 200
-    assert (await taken_up(app, "mine", key="ann")).status_code == 404
+    assert (await resume(app, "mine", key="ann")).status_code == 404
 
 
 async def test_too_many_streams_are_refused() -> None:
@@ -170,7 +171,7 @@ async def test_too_many_streams_are_refused() -> None:
     assert num_live(engine) == 0
 
 
-async def test_of_a_long_stream_the_oldest_events_are_dropped() -> None:
+async def test_the_oldest_events_of_a_long_stream_are_dropped() -> None:
     log = EventLog(most_bytes=30)
     reading = log.read(0)
     log.append(b"0" * 10)
@@ -185,11 +186,11 @@ async def test_of_a_long_stream_the_oldest_events_are_dropped() -> None:
     assert [log.has_byte(each) for each in (29, 30, 60, 61)] == [False, True, True, False]
 
 
-# -- a key whose requests the engine dies of is sent away, in all families; nobody else notices --------------
+# -- a key whose requests crash the engine is refused in all APIs, and other keys are served -----------------
 
 
 KILL = f"kill_on={2 + ord('~')}"
-FAMILIES = {
+BODIES = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "TEXT"}]},
     "/v1/completions": {"prompt": "TEXT"},
     "/v1/messages": {"messages": [{"role": "user", "content": "TEXT"}], "max_tokens": 4},
@@ -199,7 +200,7 @@ FAMILIES = {
 
 
 def body(path: str, text: str) -> dict[str, object]:
-    fields = json.loads(json.dumps(FAMILIES[path]).replace("TEXT", text))
+    fields = json.loads(json.dumps(BODIES[path]).replace("TEXT", text))
     return {"max_tokens": 4, "temperature": 0, **fields}
 
 
@@ -214,27 +215,24 @@ def keys(tmp_path: Path) -> KeyRing:
     return key_ring(tmp_path, ann="", bob="")
 
 
-async def say(http: httpx.AsyncClient, path: str, text: str, name: str) -> httpx.Response:
+async def post(http: httpx.AsyncClient, path: str, text: str, name: str) -> httpx.Response:
     return await http.post(path, json=body(path, text), headers=of(name))
 
 
-async def test_a_key_that_kills_engines_is_sent_away_in_all_families(
-    mortal: EngineClient, keys: KeyRing
-) -> None:
+async def test_a_key_that_crashes_engines_is_refused_in_all_apis(mortal: EngineClient, keys: KeyRing) -> None:
     app = create_api(served(mortal), OPTIONS, keys=keys).app
     async with client(app) as http:
         for path in ("/v1/messages", "/v1/generate"):
-            killed = await say(http, path, "~", "ann")
-            assert (killed.status_code, killed.headers["x-should-retry"]) == (500, "false"), (
-                "SDKs repeat a 500"
-            )
-        for path in FAMILIES:
-            refused = await say(http, path, "~", "ann")
+            killed = await post(http, path, "~", "ann")
+            assert killed.status_code == 500
+            assert killed.headers["x-should-retry"] == "false", "SDKs repeat a 500"
+        for path in BODIES:
+            refused = await post(http, path, "~", "ann")
             assert refused.status_code == 429, path
             assert error_by_path(refused).get("code", "too_many_crashes") == "too_many_crashes"
             assert 0 < int(refused.headers["retry-after"]) <= 600
-            assert (await say(http, path, "hi", "bob")).status_code == 200
-        assert (await say(http, "/v1/completions", "hi", "ann")).status_code == 429
+            assert (await post(http, path, "hi", "bob")).status_code == 200
+        assert (await post(http, "/v1/completions", "hi", "ann")).status_code == 429
         async with connected(app, of("ann")) as socket:
             await socket.accepted()
             socket.ask("a")
@@ -244,17 +242,19 @@ async def test_a_key_that_kills_engines_is_sent_away_in_all_families(
         assert mortal.status().restarts == 4
 
 
-async def test_rows_of_batches_count_and_wait_as_long(mortal: EngineClient, keys: KeyRing) -> None:
-    made = create_api(served(mortal), OPTIONS, keys=keys)
+async def test_rows_that_crash_the_engine_count_and_later_rows_wait(
+    mortal: EngineClient, keys: KeyRing
+) -> None:
+    api = create_api(served(mortal), OPTIONS, keys=keys)
     path = "/v1/completions"
     good, bad = (json.dumps(body(path, text)).encode() for text in ("hi", "~"))
     for row, status in ((good, 200), (bad, 500), (good, 200), (bad, 500)):
-        answer = await made.run_row(path, row, "ann")
+        answer = await api.run_row(path, row, "ann")
         assert (answer.status, answer.retry_after_s, answer.pauses) == (status, None, False)
-    put_off = await made.run_row(path, good, "ann")
+    put_off = await api.run_row(path, good, "ann")
     assert (put_off.status, put_off.pauses) == (429, True)
     assert put_off.retry_after_s is not None
     assert 0 < put_off.retry_after_s <= 600
-    assert (await made.run_row(path, good, "bob")).status == 200
-    async with client(made.app) as http:
-        assert (await say(http, path, "hi", "ann")).status_code == 429
+    assert (await api.run_row(path, good, "bob")).status == 200
+    async with client(api.app) as http:
+        assert (await post(http, path, "hi", "ann")).status_code == 429

@@ -1,4 +1,4 @@
-"""Schemas that say nothing about undeclared properties. That each route's schemas are read: `refused/`."""
+"""Schemas without `additionalProperties`. `refused/` shows that each route reads its schemas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTER = '{"name":"Ann","pet":{"name":"Rex"},"age":3}'
 
 
 @pytest.mark.parametrize("is_tool", [False, True])
-def test_answers_and_arguments_have_declared_names_only(is_tool: bool) -> None:
+def test_answers_and_arguments_have_declared_properties_only(is_tool: bool) -> None:
     follower = Follower()
 
     def fits(schema: object, text: str, *, is_open: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""Values that requests leave out: what each route sends to the engine, and where clients see it."""
+"""Default values of sampling and of the output limit, which each route sends to the engine."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import httpx
 import pytest
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.generation.sampling import with_samplers
 from openai_cpu_server.api.ollama.schema import OllamaCreateBody
 from openai_cpu_server.api.ollama.to_params import preset_of
-from openai_cpu_server.contract.request import DryPenalty, Sampling
+from openai_cpu_server.contract.request import DryPenalty, GenerationRequest, Sampling
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.models.defaults import ModelDefaults
 from openai_cpu_server.models.registry import Preset
@@ -45,23 +44,17 @@ OLLAMA = ("/api/chat", "/api/generate")
 FIELDS = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty", "presence_penalty")
 
 
-def asking(engine: FakeEngine, defaults: ModelDefaults) -> httpx.AsyncClient:
+async def engine_request(path: str, defaults: ModelDefaults, fields: Json) -> GenerationRequest:
+    """Send the fields to a model with these defaults, and return the request that its engine gets."""
+    engine = FakeEngine(text="Hi")
     models = served(engine)
     models.default.defaults = defaults
     models.derive("derived", Preset(base="fake", parameters={"temperature": 0.9, "top_k": 0}, max_tokens=7))
-    return client(create_api(models, OPTIONS).app)
-
-
-async def sampled(path: str, defaults: ModelDefaults, **fields: object) -> tuple[object, ...]:
-    engine = FakeEngine(text="Hi")
-    if path in OLLAMA:
-        model = fields.pop("model", "fake")
-        fields = {"model": model, "options": fields}
-    async with asking(engine, defaults) as http:
+    async with client(create_api(models, OPTIONS).app) as http:
         answer = await http.post(path, json={**BODIES[path], **fields})
     assert answer.status_code == 200, answer.text
     (request,) = engine.submitted
-    return tuple(getattr(request.sampling, name) for name in FIELDS)
+    return request
 
 
 LAST_STEP = {
@@ -69,12 +62,12 @@ LAST_STEP = {
     **dict.fromkeys(OLLAMA, (0.8, 0.9, 40, 0.0, 1.0, 0.0)),
     "/completion": (0.8, 0.95, 40, 0.05, 1.0, 0.0),
 }
-"""Values that neither a request nor its model has."""
+"""Defaults of the routes, for values that neither a request nor its model sets."""
 CHATS, OPENAIS = ("/v1/chat/completions", "/api/chat", "/completion"), OURS[:2]
 BUT_ANTHROPICS = [path for path in BODIES if path != "/v1/messages"]
 DERIVED = {**OWN.values, "temperature": 0.9, "top_k": None}
 GREEDY = {"temperature": 0.0, "top_k": 20}
-"""Penalties would change the output; what cuts the distribution has no effect."""
+"""Penalties are off because they would change the output. Options that cut the distribution would not."""
 CASES: list[tuple[Iterable[str], ModelDefaults, Json, Mapping[str, object]]] = [
     (BODIES, NOTHING, {}, {}),
     (OLLAMA, BARE, {}, {}),
@@ -92,35 +85,30 @@ CASES: list[tuple[Iterable[str], ModelDefaults, Json, Mapping[str, object]]] = [
 
 
 @pytest.mark.parametrize(
-    ("path", "defaults", "fields", "known"),
+    ("path", "defaults", "fields", "values"),
     [(path, *case) for paths, *case in CASES for path in paths],
 )
-async def test_a_requests_values_stand_above_its_models_and_those_above_its_familys(
-    path: str, defaults: ModelDefaults, fields: Json, known: Json
+async def test_values_of_a_request_override_its_models_and_those_override_its_routes(
+    path: str, defaults: ModelDefaults, fields: Json, values: Json
 ) -> None:
-    expected = {**dict(zip(FIELDS, LAST_STEP[path], strict=True)), **known}
-    assert await sampled(path, defaults, **fields) == tuple(expected.values())
+    if path in OLLAMA:
+        options = {name: value for name, value in fields.items() if name != "model"}
+        fields = {"model": fields.get("model", "fake"), "options": options}
+    sampling = (await engine_request(path, defaults, fields)).sampling
+    expected = {**dict(zip(FIELDS, LAST_STEP[path], strict=True)), **values}
+    assert {name: getattr(sampling, name) for name in FIELDS} == expected
 
 
 # -- the end of an answer ----------------------------------------------------------------------------------
 
 
-async def limit_of(path: str, defaults: ModelDefaults, **fields: object) -> int:
-    engine = FakeEngine(text="Hi")
-    async with asking(engine, defaults) as http:
-        answer = await http.post(path, json={**BODIES[path], **fields})
-    assert answer.status_code == 200, answer.text
-    (request,) = engine.submitted
-    return request.max_tokens
-
-
 @pytest.mark.parametrize("path", BUT_ANTHROPICS)
-async def test_an_answer_without_a_limit_has_the_models(path: str) -> None:
-    assert await limit_of(path, OWN) == 30
-    assert await limit_of(path, NOTHING) > 3000
+async def test_an_answer_without_a_limit_has_the_models_limit(path: str) -> None:
+    assert (await engine_request(path, OWN, {})).max_tokens == 30
+    assert (await engine_request(path, NOTHING, {})).max_tokens > 3000
 
 
-REST = (3000, FAKE_INFO.context_limit - 1)
+REST_OF_CONTEXT = (3000, FAKE_INFO.context_limit - 1)
 
 
 @pytest.mark.parametrize(
@@ -135,36 +123,33 @@ REST = (3000, FAKE_INFO.context_limit - 1)
         ("/v1/generate", {"max_tokens": 500}, (500, 500)),
         ("/completion", {"n_predict": 500}, (500, 500)),
         ("/api/chat", {"options": {"num_predict": 500}}, (500, 500)),
-        ("/v1/chat/completions", {"n_predict": -1}, REST),
-        ("/v1/completions", {"n_predict": -1}, REST),
-        ("/completion", {"n_predict": -1}, REST),
-        ("/api/generate", {"options": {"num_predict": -1}}, REST),
-        ("/api/generate", {"options": {"num_predict": -2}}, REST),
+        ("/v1/chat/completions", {"n_predict": -1}, REST_OF_CONTEXT),
+        ("/v1/completions", {"n_predict": -1}, REST_OF_CONTEXT),
+        ("/completion", {"n_predict": -1}, REST_OF_CONTEXT),
+        ("/api/generate", {"options": {"num_predict": -1}}, REST_OF_CONTEXT),
+        ("/api/generate", {"options": {"num_predict": -2}}, REST_OF_CONTEXT),
     ],
 )
-async def test_a_requests_own_limit_wins_and_may_be_the_rest_of_the_context(
+async def test_a_requests_limit_overrides_the_models_and_may_be_the_rest_of_the_context(
     path: str, fields: Json, bounds: tuple[int, int]
 ) -> None:
-    assert bounds[0] <= await limit_of(path, OWN, **fields) <= bounds[1]
+    assert bounds[0] <= (await engine_request(path, OWN, fields)).max_tokens <= bounds[1]
 
 
-async def test_a_conversation_that_may_forget_leaves_room_for_an_answer_of_any_length() -> None:
+async def test_a_conversation_that_can_be_shortened_leaves_room_for_an_unlimited_answer() -> None:
     long = [{"role": "user", "content": "x" * 1500}, {"role": "assistant", "content": "y" * 1500}] * 3
     messages = [*long, {"role": "user", "content": "z" * 100}]
     fields: Json = {"messages": messages, "options": {"num_predict": -1}}
-    assert await limit_of("/api/chat", OWN, **fields) > 1000
+    assert (await engine_request("/api/chat", OWN, fields)).max_tokens > 1000
 
 
-# -- where clients see it ----------------------------------------------------------------------------------
-
-
-def test_a_modelfile_may_switch_a_sampler_of_the_model_off() -> None:
+def test_a_modelfile_may_switch_off_a_sampler_of_its_model() -> None:
     body = {"model": "mine", "from": "fake", "parameters": {"top_k": 0, "temperature": 0}}
     create, _ = parse(OllamaCreateBody, json.dumps(body).encode(), lenient=False)
     assert preset_of(create).parameters == {"top_k": 0, "temperature": 0}
 
 
-def test_without_samplers_all_that_shapes_the_choice_is_off() -> None:
+def test_an_empty_list_of_samplers_switches_off_all_that_change_the_choice() -> None:
     whole = Sampling(
         seed=1,
         temperature=0.5,

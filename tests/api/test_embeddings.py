@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`, beside what `exchanges/embeddings.txt` has, and vectors as bytes of an answer."""
+"""`POST /v1/embeddings` and its vectors as JSON. More cases are in `exchanges/embeddings.txt`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def app(api: ServedApplication) -> Starlette:
     return api.app
 
 
-async def test_as_many_inputs_as_openai_takes_come_in_their_order(http: httpx.AsyncClient) -> None:
+async def test_the_most_inputs_that_openai_takes_keep_their_order(http: httpx.AsyncClient) -> None:
     body = (await http.post(PATH, json={"input": ["x"] * 2048})).json()
     assert [item["index"] for item in body["data"]] == list(range(2048))
     assert body["usage"]["prompt_tokens"] == 3 * 2048
@@ -72,7 +72,7 @@ async def test_inputs_and_tokens_are_counted(http: httpx.AsyncClient) -> None:
     assert now.sum("ocs_request_seconds_count", route=PATH) == 2
 
 
-async def test_a_model_without_special_tokens_takes_the_ids_that_its_tokenizer_gives() -> None:
+async def test_a_model_without_special_tokens_takes_ids_of_its_own_tokenizer() -> None:
     tokenizer = FakeTokenizer(adds_bos=False)
     models = ModelRegistry([embedding_model(FakeEngine(FAKE_EMBEDDER), "e", tokenizer=tokenizer)])
     async with client(create_api(models, OPTIONS).app) as http:
@@ -83,7 +83,7 @@ async def test_a_model_without_special_tokens_takes_the_ids_that_its_tokenizer_g
         assert "check_embedding_ctx_length=False" in error["message"]
 
 
-# -- vectors as bytes of an answer: nothing of a float32 is lost ---------------------------------------------
+# -- vectors as JSON, without loss of a float32 --------------------------------------------------------------
 
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-38, 1e-45, 3.4e38, 1 / 3, 0.1, 123456789.0, 5e-7, 9.9999999e-1]
@@ -109,13 +109,13 @@ def test_numbers_are_short_and_base64_is_little_endian() -> None:
     assert (numbers, packed) == (b"[0.100000001,0.333333343,-0.0537109412]", b'"AADAPwAAAMA="')
 
 
-def test_rows_get_length_one_but_zeros_stay() -> None:
+def test_rows_are_normalised_but_zeros_stay() -> None:
     unit = normalised(np.array([[3.0, 4.0], [0.0, 0.0]], np.float32))
     assert unit.dtype == np.float32
     assert unit.tolist() == [[pytest.approx(0.6), pytest.approx(0.8)], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_what_is_no_number_is_refused(wrong: float) -> None:
+def test_a_vector_with_nan_or_infinity_is_refused(wrong: float) -> None:
     with pytest.raises(GenerationFailed):
         checked(np.array([[1.0, wrong]], np.float32))

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from openai_cpu_server import errors
 from openai_cpu_server.http.errors import OPENAI, TABLE
 
-FAILURES = [
+ERRORS = [
     errors.InvalidRequest("no", param="n", code="invalid_value"),
     errors.InvalidRequest("no"),
     errors.PromptTooLong(prompt_tokens=9, max_tokens=2, limit=10, param="prompt"),
@@ -43,10 +43,10 @@ FAILURES = [
 ]
 
 
-def test_every_failure_is_told_as_recorded() -> None:
-    """Its status, its headers, which say what to do, and the bytes of its body."""
+def test_every_error_has_its_recorded_response() -> None:
+    """The record has the status, the headers and the bytes of the body."""
     record = ""
-    for error in FAILURES:
+    for error in ERRORS:
         response = OPENAI.response(error, "r1")
         record += f"=== {type(error).__name__}\n\n{response.status_code}\n"
         record += "".join(f"{name}: {value}\n" for name, value in response.headers.items())
@@ -57,15 +57,15 @@ def test_every_failure_is_told_as_recorded() -> None:
 @pytest.mark.parametrize(
     "error", [KeyError("secret"), errors.ServerError("secret"), errors.StartupError("secret")]
 )
-def test_what_is_ours_alone_is_not_told(error: Exception) -> None:
+def test_messages_of_internal_errors_are_not_sent(error: Exception) -> None:
     response = OPENAI.response(error, "r1")
     assert response.status_code == 500
     assert b"secret" not in response.body
     assert b"r1" in response.body
 
 
-def test_no_failure_is_forgotten() -> None:
-    """A new exception in `errors.py` needs a line in the table, but for bases and what ends the start."""
-    named = {e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.ServerError)}
-    ends_start = {e for e in named if issubclass(e, errors.StartupError)}
-    assert named - ends_start - {errors.RateLimited} == set(TABLE)
+def test_every_error_is_in_the_table() -> None:
+    """Base classes and errors of the start need no line."""
+    classes = {e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.ServerError)}
+    of_start = {e for e in classes if issubclass(e, errors.StartupError)}
+    assert classes - of_start - {errors.RateLimited} == set(TABLE)

@@ -1,4 +1,4 @@
-"""`GET /v1/events`: what those who watch are told, who may see what, and what slow readers miss."""
+"""`GET /v1/events`: its events, their filters by key, and the steps that slow readers miss."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def identity(name: str, *scopes: Scope, models: frozenset[str] | None = None) ->
 
 
 class Feed:
-    """Steps of an engine that the test tells of, and those who listen, on the test's clock."""
+    """Steps of an engine, which the test sends, and their listeners, on the test's clock."""
 
     def __init__(self) -> None:
         self.engine, self.clock = FakeEngine(), Clock(100.0)
@@ -74,13 +74,13 @@ class Feed:
         assert self.engine.see is not None
         self.engine.see(figures, StepTrace(parts=parts))
 
-    def listener(self, who: Identity = ANYBODY, kind: str = "step") -> EventListener:
+    def listener(self, identity: Identity = ANYBODY, kind: str = "step") -> EventListener:
         return EventListener(
-            self.hub, self.models, RecentActivity(), who, kinds=frozenset({kind}), clock=self.clock
+            self.hub, self.models, RecentActivity(), identity, kinds=frozenset({kind}), clock=self.clock
         )
 
 
-def told(listener: EventListener) -> Event:
+def next_event(listener: EventListener) -> Event:
     return dict(msgspec.to_builtins(listener.next()))
 
 
@@ -91,59 +91,59 @@ def feed() -> Iterator[Feed]:
         yield feed
 
 
-def test_a_step_is_told_with_who_was_in_it_and_others_are_only_counted(feed: Feed) -> None:
+def test_a_step_names_ones_own_requests_and_counts_others(feed: Feed) -> None:
     whole, own = feed.listener(), feed.listener(identity("ann", Scope.INFERENCE))
     assert (whole.hello().sees, own.hello().sees) == ("all", "own")
     others = [part(name, BOB, Priority.BATCH) for name in ("b/0", "c/0")]
     feed.step(part("a/0"), *others)
-    (step,) = told(whole)["steps"]
+    (step,) = next_event(whole)["steps"]
     assert (step["model"], step["ms"], step["predicted_ms"], step["tokens"]) == ("fake", 1.0, 2.0, 1)
     assert step["at"] == pytest.approx(whole.hello().at - FIGURES.elapsed_ms / 1000)
-    names = ("a/0", "ann", "interactive"), ("b/0", "bob", "batch"), ("c/0", "bob", "batch")
-    told_parts = [
+    requests = ("a/0", "ann", "interactive"), ("b/0", "bob", "batch"), ("c/0", "bob", "batch")
+    parts = [
         {"id": name, "client": client, "priority": label, "decode": 1, "output": 1, "why": "decode"}
-        for name, client, label in names
+        for name, client, label in requests
     ]
-    assert step["parts"] == told_parts
-    (seen,) = told(own)["steps"]
-    assert seen["parts"] == [told_parts[0], {"priority": "batch", "sequences": 2, "decode": 2, "output": 2}]
+    assert step["parts"] == parts
+    (step,) = next_event(own)["steps"]
+    assert step["parts"] == [parts[0], {"priority": "batch", "sequences": 2, "decode": 2, "output": 2}]
 
 
-def test_many_short_steps_come_as_few(feed: Feed) -> None:
+def test_many_short_steps_are_merged_into_few(feed: Feed) -> None:
     listener = feed.listener()
     for _ in range(10 * MOST_STEPS):
         feed.step(part("a/0"), part("b/0", BOB))
-    event = told(listener)
+    event = next_event(listener)
     assert len(event["steps"]) == MOST_STEPS
     assert {step["merged"] for step in event["steps"]} == {10}
     assert event["steps"][0]["parts"][0]["decode"] == event["steps"][0]["ms"] == 10
     assert "dropped" not in event or event["dropped"] == 0
 
 
-def test_a_reader_who_does_not_keep_up_is_told_how_much_it_has_missed(feed: Feed) -> None:
+def test_a_slow_reader_gets_the_number_of_dropped_steps(feed: Feed) -> None:
     listener = feed.listener()
-    for _ in range(5000):  # no more than a thousand are kept
+    for _ in range(5000):  # the feed stores a thousand
         feed.step(part("a/0"))
-    event = told(listener)
+    event = next_event(listener)
     assert event["dropped"] == 4000
     assert sum(step["merged"] for step in event["steps"]) == 1000
 
 
-def test_pictures_and_sounds_that_are_encoded_are_told_apart(feed: Feed) -> None:
-    """Also in steps that come together, and where they are others'."""
+def test_encoding_times_of_pictures_and_sounds_are_separate(feed: Feed) -> None:
+    """Merged steps and parts of other clients have both times, too."""
     listener, other = feed.listener(), feed.listener(identity("bob", Scope.INFERENCE))
     for kind in ("picture", "sound") * MOST_STEPS:
         figures = msgspec.structs.replace(FIGURES, encoding_ms=0.5, encodes=kind)
         feed.step(TracePart(kind, ANN, Priority.INTERACTIVE, kind, encoding_ms=0.5), figures=figures)
-    for step in told(listener)["steps"]:
+    for step in next_event(listener)["steps"]:
         assert (step["merged"], step["encoding_ms"], step["sound_ms"]) == (2, 1, 0.5)
         assert [part.get("sound_ms", 0) for part in step["parts"]] == [0, 0.5]
-    (anonymous,) = told(other)["steps"][0]["parts"]
+    (anonymous,) = next_event(other)["steps"][0]["parts"]
     assert ("id" in anonymous, anonymous["encoding_ms"], anonymous["sound_ms"]) == (False, 1, 0.5)
 
 
 def test_first_tokens_and_gaps_are_measured(feed: Feed) -> None:
-    """Of a request whose first token came half a second after it, and another one 20 ms later."""
+    """The first token comes half a second after the request, and the second one 20 ms later."""
     submitted = msgspec.structs.replace(FAKE_LIVE, id="a/0", age_s=0.5)
     feed.engine.requests = lambda: [submitted]  # type: ignore[method-assign]
     feed.step(part("a/0"))
@@ -158,7 +158,7 @@ def test_first_tokens_and_gaps_are_measured(feed: Feed) -> None:
     assert rates.output_tokens_per_s > 0
 
 
-def test_quantiles_are_of_the_last_seconds() -> None:
+def test_quantiles_cover_the_last_seconds() -> None:
     pace = RateWindow(0.0)
     pace.first_token(1.0, Priority.BATCH, 60.0)
     for _ in range(100):
@@ -168,37 +168,37 @@ def test_quantiles_are_of_the_last_seconds() -> None:
     assert latencies["interactive"].ttft_ms.p50 == pytest.approx(250, rel=0.3)
 
 
-def test_what_is_overdue_for_longest_is_told_first() -> None:
+def test_the_most_overdue_kind_of_event_comes_first() -> None:
     agenda = EventSchedule({"step": 1.0, "queue": 10.0}, now_s=0.0)
     kinds = [next(agenda.due(float(tick))) for tick in range(13)]
     assert kinds == ["step", "queue", *["step"] * 10, "queue"]
 
 
-def test_the_cells_of_others_have_no_names_but_what_is_shared_shows() -> None:
+def test_kv_cells_of_other_clients_have_no_names() -> None:
     own, *others = EventFilter(identity("ann", Scope.INFERENCE)).holdings(STATE.holdings)
     assert (own.id, own.runs) == ("a/0", [(0, 3)])
     assert [(one.id, one.priority, one.runs) for one in others] == [(None, "batch", [(2, 3), (7, 1)])]
 
 
 def test_models_that_a_key_may_not_use_do_not_exist_for_it() -> None:
-    sight = EventFilter(identity("ann", models=frozenset({"small", "large:poet"})))
-    assert sight.has_model(("small", "team/small"))
-    assert sight.has_model(("large",))
-    assert not sight.has_model(("other",))
-    assert sight.adapter("poet@1", ("large",)) == "poet"
-    assert sight.adapter("clerk@1", ("large",)) is None
+    filter_ = EventFilter(identity("ann", models=frozenset({"small", "large:poet"})))
+    assert filter_.has_model(("small", "team/small"))
+    assert filter_.has_model(("large",))
+    assert not filter_.has_model(("other",))
+    assert filter_.adapter("poet@1", ("large",)) == "poet"
+    assert filter_.adapter("clerk@1", ("large",)) is None
 
 
-def test_a_model_that_was_replaced_shows_no_more_and_its_successors_state_stays(feed: Feed) -> None:
-    late, new = feed.engine.see, FakeEngine()
-    assert late is not None
+def test_late_steps_of_a_replaced_model_do_not_change_its_successors_state(feed: Feed) -> None:
+    old_see, new = feed.engine.see, FakeEngine()
+    assert old_see is not None
     successor = served(new).default
     feed.models.replace(feed.models.default, successor)
     feed.hub.look_for_models()
-    assert feed.engine.see is None, "its engine shows steps for nobody"
+    assert feed.engine.see is None, "its engine shows no steps"
     assert new.see is not None
     new.see(FIGURES, StepTrace(parts=(part("new/0"),), state=STATE))
-    late(FIGURES, StepTrace(parts=(part("old/0"),), state=msgspec.structs.replace(STATE, pool_tiles=1)))
+    old_see(FIGURES, StepTrace(parts=(part("old/0"),), state=msgspec.structs.replace(STATE, pool_tiles=1)))
     assert feed.hub.state_of(successor) == STATE
     assert [seen.shown.parts[0].id for seen in feed.hub.since(0).steps] == ["new/0"]
 
@@ -206,8 +206,8 @@ def test_a_model_that_was_replaced_shows_no_more_and_its_successors_state_stays(
 # -- over HTTP -----------------------------------------------------------------------------------------------
 
 
-async def test_hello_comes_first_and_then_ten_events_a_second_at_most(engine: FakeEngine) -> None:
-    """The engine tells its steps only while somebody listens."""
+async def test_hello_comes_first_and_then_at_most_ten_events_a_second(engine: FakeEngine) -> None:
+    """The engine shows its steps only while a stream is open."""
     app = api(engine)
     assert engine.see is None
     async with watching(app) as one:
@@ -226,37 +226,34 @@ async def test_hello_comes_first_and_then_ten_events_a_second_at_most(engine: Fa
     await eventually(lambda: engine.see is None)
 
 
-async def test_a_key_that_is_taken_back_or_loses_a_scope_ends_its_streams(
-    engine: FakeEngine, tmp_path: Path
-) -> None:
+async def test_a_revoked_key_or_scope_ends_its_streams(engine: FakeEngine, tmp_path: Path) -> None:
     ring = key_ring(tmp_path, ann="admin = true", bob="")
     app = locked_api(engine, ring)
     async with (
-        watching(app, headers=of("ann"), types="restart") as loses,
-        watching(app, headers=of("bob"), types="step") as taken_back,
+        watching(app, headers=of("ann"), types="restart") as demoted,
+        watching(app, headers=of("bob"), types="step") as revoked,
     ):
-        assert [(await one.next())["sees"] for one in (loses, taken_back)] == ["all", "own"]
+        assert [(await one.next())["sees"] for one in (demoted, revoked)] == ["all", "own"]
         key_ring(tmp_path, ann="")
         ring.reload()
-        while (piece := await loses.body()) is not None:
+        while (piece := await demoted.body()) is not None:
             assert b"error" not in piece
-        assert (await taken_back.next())["error"]["code"] == "invalid_api_key"
+        assert (await revoked.next())["error"]["code"] == "invalid_api_key"
     async with watching(app, headers=of("ann"), types="step,cache,rate") as again:
         hello = await again.next()
     assert (hello["sees"], hello["types"]) == ("own", ["step", "cache"]), "no rates"
 
 
-async def test_no_client_may_take_all_streams_and_keys_cannot_keep_an_administrator_out(
+async def test_one_client_cannot_take_all_streams_and_administrators_have_their_own(
     engine: FakeEngine, tmp_path: Path
 ) -> None:
-    """Each takes what it gets, together all that there is for them."""
+    """Clients open all the streams that they may, together all but the administrators'."""
     names = [f"key{number}" for number in range(1 + MOST_LISTENERS // MOST_OF_ONE)]
     ring = key_ring(tmp_path, root="admin = true", **dict.fromkeys(names, ""))
     app, root = locked_api(engine, ring), of("root")
     async with AsyncExitStack() as open_streams, client(app) as http:
 
-        async def opened_by(name: str) -> int:
-            """Opens streams until the first is refused."""
+        async def open_until_refused(name: str) -> int:
             num_opened = 0
             while (await http.head("/v1/events", headers=of(name))).status_code == 200:
                 stream = watching(app, headers=of(name), types="step")
@@ -264,11 +261,11 @@ async def test_no_client_may_take_all_streams_and_keys_cannot_keep_an_administra
                 num_opened += 1
             return num_opened
 
-        opened = [await opened_by(name) for name in names]
+        opened = [await open_until_refused(name) for name in names]
         assert max(opened) == MOST_OF_ONE
         assert sum(opened) == MOST_LISTENERS - FOR_ADMINISTRATORS
         assert (await http.head("/v1/events", headers=root)).status_code == 200
-        assert await opened_by("root") == MOST_OF_ADMINISTRATOR
+        assert await open_until_refused("root") == MOST_OF_ADMINISTRATOR
         async with watching(app, headers=root) as refused:
             assert b"too_many_event_streams" in (await refused.body() or b"")
         assert refused.status == 503
@@ -277,7 +274,7 @@ async def test_no_client_may_take_all_streams_and_keys_cannot_keep_an_administra
     assert engine.see is None
 
 
-async def test_a_request_that_waits_is_shown_with_its_place_and_why() -> None:
+async def test_a_waiting_request_is_shown_with_its_position_and_reason() -> None:
     body = {"prompt": "a", "ignore_eos": True}
     async with running(new_engine("step_s=0.05", max_seqs=1)) as engine:
         app = api(engine)
@@ -300,7 +297,7 @@ async def test_a_request_that_waits_is_shown_with_its_place_and_why() -> None:
 
 
 async def test_steps_cells_rates_and_restarts_of_a_real_engine() -> None:
-    """A request runs until the rates tell of it."""
+    """A request runs until a rate event counts it."""
     body = {"prompt": "abc", "ignore_eos": True}
     async with running(new_engine("step_s=0.02")) as engine:
         app = api(engine)

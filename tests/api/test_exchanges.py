@@ -1,11 +1,11 @@
-"""Requests and their whole answers, as `exchanges/` has them.
+"""Requests and their whole answers, recorded in `exchanges/`.
 
-A section of a file is a server of its own: a title, `{...}` with what is special about it, and requests as
-`key: METHOD path body` behind their headers, `@ name: value`. A request behind `&` is held by the engine
-until a line `&`. Behind `!` stand the engine's state from then on and its reason; `! held` holds all requests
-until the next state; `!2` means the third engine. `$(x)50` stands for 50 times x, `<resp_1>` for the first id
-of a response. Indented lines are answers, in which `~` stands for times;
-`pytest --inline-snapshot=fix tests/api/test_exchanges.py` writes them anew.
+Each section of a file has its own server. It has a title, the server's options as `{...}`, and requests as
+`key: METHOD path body` after their headers, `@ name: value`. The engine holds a request after `&` until a
+line with `&` alone. A line `!` sets the engine's state and its reason; `! held` holds all requests until the
+next state; `!2` means the third engine. `$(x)50` stands for 50 times x, `<resp_1>` for the first id of a
+response. Indented lines are answers, in which `~` stands for times.
+`pytest --inline-snapshot=fix tests/api/test_exchanges.py` writes them again.
 """
 
 from __future__ import annotations
@@ -61,35 +61,35 @@ HEADERS = (
 
 
 class SilentTokenizer(FakeTokenizer):
-    """A vocabulary that writes nothing around a text, and has no tokens for any."""
+    """A tokenizer that returns no tokens for any text, and adds none."""
 
     def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
         return [[] for _ in texts]
 
 
-class Kept:
-    """Number of answers that a cache has written."""
+class AnswerMetrics:
+    """Counts the answers that a cache has stored."""
 
-    num = 0
+    num_stored = 0
 
     def answer_kept(self) -> None:
-        self.num += 1
+        self.num_stored += 1
 
     def answers_held(self, entries: int, num_bytes: int) -> None: ...
 
 
 class Server:
-    """An application on an engine of this process, and the names of the ids that it has made."""
+    """An application on engines in this process, and the names of the ids in its answers."""
 
-    def __init__(self, app: Starlette, engines: list[FakeEngine], kept: Kept) -> None:
-        self.app, self.engines, self.kept = app, engines, kept
+    def __init__(self, app: Starlette, engines: list[FakeEngine], metrics: AnswerMetrics) -> None:
+        self.app, self.engines, self.metrics = app, engines, metrics
         self.headers: dict[str, str] = {}
-        """Those of the next request."""
+        """Headers of the next request."""
         self._names: dict[str, str] = {}
         self._num_misses = 0
 
-    def change(self, words: str) -> None:
-        number, state, reason = f"{words} ".split(" ", 2)
+    def change(self, line: str) -> None:
+        number, state, reason = f"{line} ".split(" ", 2)
         engine = self.engines[int(number or 0)]
         if state == "held":
             engine.goes_on.clear()
@@ -102,13 +102,13 @@ class Server:
     async def begin(self, line: str) -> None:
         for engine in self.engines:
             engine.goes_on.clear()
-        self._begun = asyncio.create_task(self.answer(line))
-        await eventually(lambda: any(map(num_live, self.engines)) or self._begun.done())
+        self._held_answer = asyncio.create_task(self.answer(line))
+        await eventually(lambda: any(map(num_live, self.engines)) or self._held_answer.done())
 
     async def end(self) -> str:
         for engine in self.engines:
             engine.goes_on.set()
-        return await self._begun
+        return await self._held_answer
 
     async def answer(self, line: str) -> str:
         request = REPEATED.sub(lambda found: (found[1] or found[2]) * int(found[3]), line)
@@ -122,7 +122,7 @@ class Server:
             async with client(self.app) as http:
                 answer = await http.request(method, path, content=body.encode(), headers=headers)
         self._num_misses += answer.headers.get("x-cache") == "miss"
-        await eventually(lambda: self.kept.num == self._num_misses)
+        await eventually(lambda: self.metrics.num_stored == self._num_misses)
         return self._record(answer)
 
     def _record(self, answer: httpx.Response) -> str:
@@ -133,8 +133,8 @@ class Server:
                 data = TIMES.sub(r"\1~", json.dumps(json.loads(data)))
             if data and (data == "event: error" or not data.startswith(("event: ", ":"))):
                 record.append(start + NEW_ID.sub(self._named, data))
-        told = "\n    ".join(record)
-        return f"    {answer.status_code} {told}".rstrip()
+        text = "\n    ".join(record)
+        return f"    {answer.status_code} {text}".rstrip()
 
     def _named(self, found: re.Match[str]) -> str:
         number = 1 + sum(name.startswith(f"<{found[1]}_") for name in self._names.values())
@@ -143,8 +143,8 @@ class Server:
 
 @asynccontextmanager
 async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server]:
-    """`special`: what the engine says, its model's defaults, keys with their lines, whether there is a
-    database, options, and for a cache of answers the similarity from which on questions are alike, or 1."""
+    """`special`: the engine's text, the defaults of its model, keys with their lines, whether there is a
+    database, options, and for an answer cache the least similarity of questions, or 1 for equal ones."""
     engines = [FakeEngine(text=special.pop("says", "Hello you")), FakeEngine()]
     engines += [FakeEngine(FAKE_EMBEDDER), FakeEngine(FAKE_RERANKER)]
     await engines[0].load_adapter(adapter("french"))
@@ -158,7 +158,7 @@ async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server
     holders, has_database = special.pop("keys", {}), special.pop("database", True)
     keys = key_ring(folder, special.pop("shared", None), **holders) if holders else None
     jobs = Jobs(open_database("sqlite://"), JobOptions(model="fake")) if has_database else None
-    registry, kept, answer_lookup = ModelRegistry(models), Kept(), None
+    registry, metrics, answer_lookup = ModelRegistry(models), AnswerMetrics(), None
     if defaults := special.pop("defaults", None):
         models[0].defaults = ModelDefaults(**defaults)
         registry.derive(
@@ -167,7 +167,7 @@ async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server
     if least := special.pop("cache", None):
         for model in models:
             model.content_digest = lambda model=model: model.name  # type: ignore[misc]
-        answers = AnswerCache(SqliteAnswers.open(None, BOUNDS), BOUNDS, kept, answer_s=DEADLINE_S)
+        answers = AnswerCache(SqliteAnswers.open(None, BOUNDS), BOUNDS, metrics, answer_s=DEADLINE_S)
         answer_lookup = AnswerLookup(
             answers, registry, SimilarAnswers("embeds", least) if least < 1 else None
         )
@@ -175,7 +175,7 @@ async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server
     special |= {name: tuple(value) for name, value in special.items() if isinstance(value, list)}
     options = msgspec.structs.replace(OPTIONS, **special)
     api = create_api(registry, options, keys=keys, jobs=jobs, find_adapter=find, answer_lookup=answer_lookup)
-    yield Server(api.app, engines, kept)
+    yield Server(api.app, engines, metrics)
     await api.settle()
     if jobs:
         await jobs.close()

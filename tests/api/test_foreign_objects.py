@@ -1,4 +1,4 @@
-"""D10: an object of another key is answered as one that does not exist, byte for byte."""
+"""D10: an object of another key has the same answer, byte for byte, as one that does not exist."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, client, named, served
 from tests.api.sockets import connected
+from tests.api.talking import MESSAGES
 from tests.api.test_adapters import adapter
 from tests.waiting import eventually
 
@@ -34,7 +35,6 @@ pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
 SCOPES = 'scopes = ["inference", "metrics", "admin"]'
 CHAT = "/v1/chat/completions"
-HI = [{"role": "user", "content": "hi"}]
 ROW = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"fake","prompt":"a"}}\n'
 BODIES: dict[str, Json] = {
     "input_file_id": {"input_file_id": "ID", "endpoint": "/v1/completions", "completion_window": "24h"},
@@ -51,14 +51,14 @@ BODIES: dict[str, Json] = {
             {"role": "user", "content": [{"type": "document", "source": {"type": "file", "file_id": "ID"}}]}
         ],
     },
-    "model": {"model": "ID", "messages": HI},
+    "model": {"model": "ID", "messages": MESSAGES},
     "lora": {"model": "fake", "lora": "ID", "prompt": "a"},
     "control": {"id": "ID", "action": "stop"},
     "streams": {"conversation_ids": ["ID"]},
     "server_label": {"input": "hi", "tools": [{"type": "mcp", "server_label": "ID"}]},
     "after": {},
 }
-"""What names an object in a body, by the name of the field."""
+"""Bodies with the id of an object, by the field that has it."""
 IN_BODIES = [
     ("/v1/batches", "input_file_id"),
     ("/v1/responses", "previous_response_id"),
@@ -93,18 +93,18 @@ BY_ID = sorted(name for name in NEEDED if "{" in name and "/page/" not in name a
 
 
 class World(NamedTuple):
-    """Objects of ann, by kind. Two more keys, bob and boss, may not use her models."""
+    """Objects of the key ann, by kind. The keys bob and boss may not use her models."""
 
     ann: httpx.AsyncClient
     app: Starlette
     ids: dict[str, str]
 
 
-async def each_kind_once(ann: httpx.AsyncClient) -> dict[str, str]:
+async def create_objects(ann: httpx.AsyncClient) -> dict[str, str]:
     upload = {"file": ("a.jsonl", io.BytesIO(ROW))}
     file = (await ann.post("/v1/files", files=upload, data={"purpose": "batch"})).json()["id"]
     batch = (await ann.post("/v1/batches", json={**BODIES["input_file_id"], "input_file_id": file})).json()
-    conversation = (await ann.post("/v1/conversations", json={"items": HI})).json()["id"]
+    conversation = (await ann.post("/v1/conversations", json={"items": MESSAGES})).json()["id"]
     items = (await ann.get(f"/v1/conversations/{conversation}/items")).json()["data"]
     response = (await ann.post("/v1/responses", json={"input": "hi", "max_output_tokens": 2})).json()
     return {
@@ -121,17 +121,17 @@ async def each_kind_once(ann: httpx.AsyncClient) -> dict[str, str]:
     }
 
 
-def absent(known: str) -> str:
-    """As long and as good a name, of nothing."""
-    return known[:-2] + ("xx" if not known.endswith("xx") else "yy")
+def missing_id(object_id: str) -> str:
+    """An id of the same form and length that no object has."""
+    return object_id[:-2] + ("xx" if not object_id.endswith("xx") else "yy")
 
 
 async def answers(
-    http: httpx.AsyncClient, method: str, path: str, body: Json | None, known: str
+    http: httpx.AsyncClient, method: str, path: str, body: Json | None, object_id: str
 ) -> list[Any]:
-    """The answers for this id and for one of nothing, without the ids."""
+    """Answers for this id and for a missing one, without the ids."""
     found = []
-    for one in (known, absent(known)):
+    for one in (object_id, missing_id(object_id)):
         content = None if body is None else json.dumps(body).replace("ID", one)
         sent = {"x-request-id": "r", "connection": "close"}
         answer = await http.request(method, path.replace("ID", one), content=content, headers=sent)
@@ -142,7 +142,7 @@ async def answers(
 
 
 @pytest.fixture(scope="module")
-async def there(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     folder = tmp_path_factory.mktemp("foreign")
     ann = f'{SCOPES}\nmcp = ["calculator"]'
     others = {"bob": 'models = ["fake"]', "boss": f'{SCOPES}\nmodels = ["fake"]'}
@@ -158,9 +158,9 @@ async def there(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     never = asyncio.Event()
     task = asyncio.create_task(jobs.run(lambda *_: never.wait()))
     async with client(app, of("ann")) as of_ann:
-        world = World(of_ann, app, await each_kind_once(of_ann))
+        world = World(of_ann, app, await create_objects(of_ann))
         engine.goes_on.clear()
-        body = {"messages": HI, "max_tokens": 9, "stream": True}
+        body = {"messages": MESSAGES, "max_tokens": 9, "stream": True}
         headers = {**of("ann"), "x-conversation-id": "conv-of-ann"}
         async with exchange(app, CHAT, body, headers) as live:
             await eventually(lambda: bool(engine.requests()))
@@ -173,43 +173,47 @@ async def there(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     await task
 
 
-async def check_same(there: World, method: str, path: str, body: Json | None, key: str = "bob") -> None:
-    for kind, known in there.ids.items():
-        async with client(there.app, of(key)) as http:
-            own, nothing = await answers(http, method, path, body, known)
-        assert own == nothing, f"{kind} of another key at {method} {path}"
+async def check_same(world: World, method: str, path: str, body: Json | None, key: str = "bob") -> None:
+    for kind, object_id in world.ids.items():
+        async with client(world.app, of(key)) as http:
+            own, missing = await answers(http, method, path, body, object_id)
+        assert own == missing, f"{kind} of another key at {method} {path}"
         assert own[0] < 500, f"{method} {path}: {own}"
 
 
 @pytest.mark.parametrize("route", BY_ID)
-async def test_by_the_path(there: World, route: str) -> None:
+async def test_another_keys_id_in_the_path_is_missing(world: World, route: str) -> None:
     method, path = route.split()
     body = {"action": "stop"} if path.endswith("/control") else {"metadata": {}, "items": []}
     path = re.sub(r"\{.*?\}", "ID", path)
     key = "boss" if NEEDED[route] is Scope.ADMIN else "bob"
-    await check_same(there, method, path, body if method == "POST" else None, key)
+    await check_same(world, method, path, body if method == "POST" else None, key)
 
 
 @pytest.mark.parametrize(("path", "field"), IN_BODIES)
-async def test_by_a_field_of_the_body(there: World, path: str, field: str) -> None:
-    await check_same(there, "POST", path, BODIES[field])
+async def test_another_keys_id_in_the_body_is_missing(world: World, path: str, field: str) -> None:
+    await check_same(world, "POST", path, BODIES[field])
 
 
 @pytest.mark.parametrize("query", QUERIES)
-async def test_by_the_query(there: World, query: str) -> None:
+async def test_another_keys_id_in_the_query_is_missing(world: World, query: str) -> None:
     method, path = query.split()
-    await check_same(there, method, path, None)
+    await check_same(world, method, path, None)
 
 
-async def test_lists_and_refusals_name_what_the_key_may_use(there: World) -> None:
+async def test_lists_and_errors_name_no_objects_of_other_keys(world: World) -> None:
     lists = [name for name, scope in NEEDED.items() if scope is Scope.INFERENCE and name.startswith("GET ")]
-    bob = client(there.app, of("bob"))
+    bob = client(world.app, of("bob"))
     for name in lists:
         if "{" not in name and "events" not in name:
             answer = await bob.get(name.split()[1])
-            for kind, known in there.ids.items():
-                assert known not in answer.text, f"{kind} at {name}"
-    for path, body in {CHAT: {"messages": HI}, "/v1/embeddings": {"input": "a"}, "/api/show": {}}.items():
+            for kind, object_id in world.ids.items():
+                assert object_id not in answer.text, f"{kind} at {name}"
+    for path, body in {
+        CHAT: {"messages": MESSAGES},
+        "/v1/embeddings": {"input": "a"},
+        "/api/show": {},
+    }.items():
         for model in ("nobody", "fake:nobody", "secret", "secret:nobody"):
             text = (await bob.post(path, json={**body, "model": model})).text
             assert "french" not in text
@@ -217,7 +221,7 @@ async def test_lists_and_refusals_name_what_the_key_may_use(there: World) -> Non
             assert "secret" not in text.replace(f"'{model}'", "")
 
 
-async def test_the_objects_are_there_for_their_own_key(there: World) -> None:
+async def test_a_key_gets_its_own_objects(world: World) -> None:
     paths = {
         "a file": "/v1/files/",
         "a batch": "/v1/batches/",
@@ -228,17 +232,16 @@ async def test_the_objects_are_there_for_their_own_key(there: World) -> None:
         "a derived name": "/v1/models/",
     }
     for kind, path in paths.items():
-        assert (await there.ann.get(path + there.ids[kind])).status_code == 200, kind
-    live = (await there.ann.get("/v1/requests")).json()["data"]
-    assert [one["id"].partition("/")[0] for one in live] == [there.ids["a live request"]]
+        assert (await world.ann.get(path + world.ids[kind])).status_code == 200, kind
+    live = (await world.ann.get("/v1/requests")).json()["data"]
+    assert [one["id"].partition("/")[0] for one in live] == [world.ids["a live request"]]
 
 
-async def test_a_session_of_a_socket_is_its_own(there: World) -> None:
-    """What a WebSocket has answered is gone on from by its own key alone."""
+async def test_a_websocket_cannot_continue_a_response_of_another_key(world: World) -> None:
     texts = []
-    for known in (there.ids["a response"], absent(there.ids["a response"])):
-        async with connected(there.app, of("bob"), path="/v1/responses") as socket:
+    for object_id in (world.ids["a response"], missing_id(world.ids["a response"])):
+        async with connected(world.app, of("bob"), path="/v1/responses") as socket:
             await socket.accepted()
-            socket.send({"type": "response.create", "input": "hi", "previous_response_id": known})
-            texts.append(str(await socket.next()).replace(known, "ID"))
+            socket.send({"type": "response.create", "input": "hi", "previous_response_id": object_id})
+            texts.append(str(await socket.next()).replace(object_id, "ID"))
     assert texts[0] == texts[1]

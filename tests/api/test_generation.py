@@ -1,4 +1,4 @@
-"""Chat and text completions over the real application: what is sent, what comes back."""
+"""Chat and text completions of the real application: progress of prompts, scored prompts, raw prompts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_CHAT = [{"role": "user", "content": "a" * 600}]
 
 @pytest.fixture
 def app(process: EngineClient) -> Starlette:
-    """What comes back is made by a real engine process."""
+    """The application on a real engine process."""
     return api(process)
 
 
@@ -35,13 +35,13 @@ def app(process: EngineClient) -> Starlette:
         ("/completion", {"prompt": "c" * 600}),
     ],
 )
-async def test_a_stream_tells_its_progress_as_llama_server_does(
+async def test_a_stream_reports_its_progress_as_llama_server_does(
     http: httpx.AsyncClient, path: str, prompt: dict[str, object]
 ) -> None:
-    asked = {"max_tokens": 4, "stream": True, "temperature": 0, "seed": 1, **prompt}
-    plain = await http.post(path, json=asked)
-    told = events(await http.post(path, json={**asked, "return_progress": True, "timings_per_token": True}))
-    progress: Any = [event["prompt_progress"] for event in told if "prompt_progress" in event]
+    body = {"max_tokens": 4, "stream": True, "temperature": 0, "seed": 1, **prompt}
+    plain = await http.post(path, json=body)
+    chunks = events(await http.post(path, json={**body, "return_progress": True, "timings_per_token": True}))
+    progress: Any = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
     assert progress[0].keys() == {"total", "cache", "processed", "time_ms", "place", "seconds_left"}
     assert progress[0]["cache"] == progress[0]["processed"]
     assert progress[-1]["processed"] == progress[-1]["total"] >= 600
@@ -49,13 +49,13 @@ async def test_a_stream_tells_its_progress_as_llama_server_does(
     left_s = [each["seconds_left"] for each in progress]
     assert left_s == sorted(left_s, reverse=True)
     assert left_s[-1] == 0
-    reading: Any = [event["timings"] for event in told if "prompt_progress" in event]
+    reading: Any = [chunk["timings"] for chunk in chunks if "prompt_progress" in chunk]
     read = [one["processed"] - one["cache"] for one in progress]
     assert [timings["prompt_n"] for timings in reading] == read
-    timed: Any = [e["timings"] for e in told if "timings" in e and "prompt_progress" not in e]
+    timed: Any = [e["timings"] for e in chunks if "timings" in e and "prompt_progress" not in e]
     assert [each["predicted_n"] for each in timed][:4] == [1, 2, 3, 4]
-    assert not any("prompt_progress" in event for event in events(plain))
-    assert texts_of(told) == texts_of(events(plain))
+    assert not any("prompt_progress" in chunk for chunk in events(plain))
+    assert texts_of(chunks) == texts_of(events(plain))
 
 
 @pytest.mark.parametrize(
@@ -72,25 +72,25 @@ async def test_a_stream_tells_its_progress_as_llama_server_does(
         ("/v1/generate", {"prompt": "h" * 600, "max_tokens": 4}, "data: "),
     ],
 )
-async def test_each_family_tells_it_where_its_clients_look_or_look_away(
+async def test_other_streams_report_progress_where_their_clients_read_or_skip_it(
     http: httpx.AsyncClient, path: str, prompt: dict[str, object], line: str
 ) -> None:
-    asked = {"model": "fake", "stream": True, **prompt}
-    by_field = (await http.post(path, json={**asked, "return_progress": True})).text
-    by_header = (await http.post(path, json=asked, headers={"X-Progress": "true"})).text
-    plain = (await http.post(path, json=asked, headers={"X-Progress": "false"})).text
-    for told in (by_field, by_header):
-        found = re.findall(rf"^{line}(\{{.*)$", told, re.MULTILINE)
+    body = {"model": "fake", "stream": True, **prompt}
+    by_field = (await http.post(path, json={**body, "return_progress": True})).text
+    by_header = (await http.post(path, json=body, headers={"X-Progress": "true"})).text
+    plain = (await http.post(path, json=body, headers={"X-Progress": "false"})).text
+    for stream in (by_field, by_header):
+        found = re.findall(rf"^{line}(\{{.*)$", stream, re.MULTILINE)
         objects = [each for each in map(json.loads, found) if "prompt_progress" in each]
         progress = [each["prompt_progress"] for each in objects]
         assert progress[-1]["processed"] == progress[-1]["total"] >= 600
-        assert told.count("prompt_progress") == len(objects)
+        assert stream.count("prompt_progress") == len(objects)
     assert "prompt_progress" not in plain
 
 
-def texts_of(told: list[dict[str, Any]]) -> str:
-    """Of chunks of any of the three shapes."""
-    choices = [choice for event in told for choice in event.get("choices", [event])]
+def texts_of(chunks: list[dict[str, Any]]) -> str:
+    """Text of chunks of any of the three shapes."""
+    choices = [choice for chunk in chunks for choice in chunk.get("choices", [chunk])]
     return "".join(one.get("delta", one).get("content", one.get("text")) or "" for one in choices)
 
 

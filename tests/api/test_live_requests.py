@@ -1,4 +1,4 @@
-"""Requests that run or wait: listed, ended by others than their clients, refused where there is no room."""
+"""Running and waiting requests: lists, cancellation, control of answers, queue positions, a full queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
-from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, busy, client, num_live, waiting
 from tests.api.talking import MESSAGES, chat, error_of
 from tests.clock import Clock
@@ -42,8 +41,8 @@ CANCELLED = (
 )
 
 
-async def test_a_request_that_waits_is_listed_and_can_be_cancelled() -> None:
-    """`exchanges/control.txt` has those that run."""
+async def test_a_waiting_request_is_listed_and_can_be_cancelled() -> None:
+    """Running requests are in `exchanges/control.txt`."""
     chat = {"messages": MESSAGES, "ignore_eos": True, "priority": "batch", "user": "ann"}
     async with (
         busy() as engine,
@@ -59,17 +58,11 @@ async def test_a_request_that_waits_is_listed_and_can_be_cancelled() -> None:
     assert waiting_one == IsPartialDict(facts)
 
 
-@pytest.fixture
-async def held() -> FakeEngine:
-    """An engine that gives no token."""
-    return FakeEngine(is_held=True)
+# -- a full queue: a 429 with the scheduler's estimate of the wait -------------------------------------------
 
 
-# -- a full queue: refused by priority, with the scheduler's own estimate of when there is room --------------
-
-
-async def test_a_full_queue_says_when_there_is_room(tmp_path: Path) -> None:
-    """The engine is held when it has told when it expects to begin the one that waits: long from now."""
+async def test_a_429_of_a_full_queue_has_the_time_to_wait(tmp_path: Path) -> None:
+    """The engine is held after its first estimate for the waiting request, which is far in the future."""
     gate, steps = Gate(tmp_path / "steps", num_steps=10), itertools.count(11)
     async with (
         busy(gate.steps, "slow_curve=1", max_queue=1) as engine,
@@ -77,32 +70,32 @@ async def test_a_full_queue_says_when_there_is_room(tmp_path: Path) -> None:
         waiting(engine),
     ):
 
-        def has_been_told() -> bool:
+        def is_estimated() -> bool:
             gate.allow(next(steps))
             return engine.requests()[-1].first_token_ms is not None
 
-        await eventually(has_been_told)
+        await eventually(is_estimated)
         gate.close()
-        is_as_told = False
+        is_as_estimated = False
         with anyio.fail_after(DEADLINE_S):
-            while not is_as_told:  # until the last news of the engine have come
+            while not is_as_estimated:  # until the engine's last estimate has come
                 before_ms = first_token_ms(engine)
                 refused = await chat(http)
                 assert (refused.status_code, error_of(refused)["code"]) == (429, "queue_full")
                 wait_ms = int(refused.headers["retry-after-ms"])
-                is_as_told = 0 < first_token_ms(engine) - 1 <= wait_ms <= before_ms + 1
-        assert error_of(await chat(http, n=2))["param"] == "n", "so many can never wait"
+                is_as_estimated = 0 < first_token_ms(engine) - 1 <= wait_ms <= before_ms + 1
+        assert error_of(await chat(http, n=2))["param"] == "n", "two choices never fit into a queue of one"
         gate.open()
 
 
 def first_token_ms(engine: EngineClient) -> float:
-    """How long the last one has to wait for its first token."""
+    """Estimated time to the first token of the last request."""
     expected_ms = engine.requests()[-1].first_token_ms
     assert expected_ms is not None
     return expected_ms
 
 
-# -- what a stream hears while it waits: when, in which bytes, and that nobody stumbles over it --------------
+# -- queue positions in a waiting stream ---------------------------------------------------------------------
 
 
 SHORT = {"prompt": "b", "ignore_eos": True, "max_tokens": 3, "stream": True, "temperature": 0}
@@ -122,8 +115,8 @@ def test_the_bytes_of_a_comment() -> None:
         ((SETTLING_S, 3, True), (SETTLING_S + 0.5, 2, False)),
     ],
 )
-def test_a_stream_hears_of_every_place_that_lasts(places: tuple[tuple[float, int, bool], ...]) -> None:
-    """Not many times a second, and not behind its first chunk."""
+def test_a_stream_gets_every_position_that_lasts(places: tuple[tuple[float, int, bool], ...]) -> None:
+    """Positions come at intervals, and not after the first chunk."""
     news = QueueNews(clock := Clock())
     for clock.now_s, position, due in places:
         assert news.is_due(QueuePlace("a/0", position, 10.0)) == due
@@ -132,15 +125,15 @@ def test_a_stream_hears_of_every_place_that_lasts(places: tuple[tuple[float, int
 
 
 @pytest.mark.thorough
-async def test_a_waiting_stream_is_told_its_place_before_its_first_chunk() -> None:
+async def test_a_waiting_stream_gets_its_position_before_its_first_chunk() -> None:
     async with (
         busy("step_s=0.05") as engine,
         waiting(engine),
         exchange(api(engine), "/v1/completions", SHORT) as third,
     ):
         for position in (2, 1):
-            heard = await third.chunk() or b""
-            assert re.fullmatch(rb": queued position=%d first_token_ms=[1-9]\d*\n" % position, heard)
+            line = await third.chunk() or b""
+            assert re.fullmatch(rb": queued position=%d first_token_ms=[1-9]\d*\n" % position, line)
             engine.cancel(engine.requests()[0].id)
         chunks = await third.rest()
     assert chunks[-1] == b"data: [DONE]\n\n"
@@ -148,7 +141,7 @@ async def test_a_waiting_stream_is_told_its_place_before_its_first_chunk() -> No
     assert b"queued" not in b"".join(chunks)
 
 
-async def test_the_sdk_does_not_see_the_comments(http: httpx.AsyncClient) -> None:
+async def test_the_sdk_skips_comments(http: httpx.AsyncClient) -> None:
     stream = await chat(http, stream=True, ignore_eos=True)
     body = comment(QueuePlace("a/0", 1, 10.0)) + stream.content
     answer = httpx.Response(200, content=body, headers={"content-type": stream.headers["content-type"]})
@@ -159,7 +152,7 @@ async def test_the_sdk_does_not_see_the_comments(http: httpx.AsyncClient) -> Non
     assert len("".join(texts)) == 8
 
 
-# -- answers that run are controlled; `exchanges/control.txt` has how they end ------------------------------
+# -- control of running answers; their ends are in `exchanges/control.txt` -----------------------------------
 
 
 async def control(app: Starlette, name: str, action: str) -> httpx.Response:
@@ -167,8 +160,8 @@ async def control(app: Starlette, name: str, action: str) -> httpx.Response:
         return await http.post(f"/v1/chat/completions/{name}/control", json={"action": action})
 
 
-async def test_thoughts_are_ended_and_the_answer_begins(slow_engine: EngineClient) -> None:
-    """The fake's thoughts would go on for ever."""
+async def test_ended_thoughts_are_followed_by_the_answer(slow_engine: EngineClient) -> None:
+    """The fake never ends its thoughts."""
     words = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{# </think> #}"
     template = ChatTemplate(words, bos_text="", eos_text="")
     reasoning = template_reasoning(template)

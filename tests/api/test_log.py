@@ -1,4 +1,4 @@
-"""One line for each request, with numbers and without words."""
+"""The log of requests: a line for each, with numbers and without texts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in records(caplog)]
 
 
-async def test_a_client_that_left_is_499_in_the_log(
+async def test_a_client_that_disconnects_is_499_in_the_log(
     engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.goes_on.clear()
@@ -50,7 +50,7 @@ async def test_a_client_that_left_is_499_in_the_log(
         assert "output_tokens=" in line
 
 
-async def test_the_log_has_one_line_of_numbers_with_the_keys_name_and_no_words(
+async def test_a_request_has_one_line_with_the_name_of_its_key_and_without_texts(
     engine: FakeEngine, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.toml"
@@ -75,11 +75,11 @@ async def test_the_log_has_one_line_of_numbers_with_the_keys_name_and_no_words(
     assert "psst" not in caplog.text
 
 
-@pytest.mark.parametrize("given", ["", "x", "00-" + "0" * 32 + "-" + "cd" * 8 + "-01", "ff-" + "a" * 53])
-async def test_a_malformed_trace_is_none(
-    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, given: str
+@pytest.mark.parametrize("header", ["", "x", "00-" + "0" * 32 + "-" + "cd" * 8 + "-01", "ff-" + "a" * 53])
+async def test_a_malformed_trace_is_not_logged(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, header: str
 ) -> None:
-    await http.get("/v1/models", headers={"traceparent": given})
+    await http.get("/v1/models", headers={"traceparent": header})
     assert "status=200" in caplog.text
     assert "trace_id" not in caplog.text
 
@@ -95,7 +95,7 @@ async def test_rows_of_batches_have_their_lines(engine: FakeEngine, caplog: pyte
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
-async def test_what_machines_ask_all_the_time_is_not_logged(
+async def test_health_checks_and_metrics_are_not_logged(
     http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     await http.get(path)

@@ -1,4 +1,4 @@
-"""Answers that repeat themselves: how each route ends them, and which may go on."""
+"""Answers that repeat themselves: how each route ends them, and when it does not."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ HEADER = "x-ended-by"
 
 
 async def answer(
-    path: str, *, stream: bool, says: str = LOOP, ends: bool = True, **more: object
+    path: str, *, stream: bool, text: str = LOOP, ends: bool = True, **more: object
 ) -> httpx.Response:
     options = msgspec.structs.replace(OPTIONS, end_loops=ends)
-    async with client(api(FakeEngine(text=says), options)) as http:
+    async with client(api(FakeEngine(text=text), options)) as http:
         response = await http.post(path, json={**BODIES[path], "stream": stream, **more})
     assert response.status_code == 200, response.text
     return response
@@ -48,7 +48,7 @@ REASONS = {
 
 
 def endings(value: Any) -> Iterator[Json]:
-    """Objects with a reason of ours."""
+    """Objects with our own reason, `ended_by`."""
     if isinstance(value, dict) and "ended_by" in value:
         yield value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -57,31 +57,31 @@ def endings(value: Any) -> Iterator[Json]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
-async def test_an_answer_says_why_it_ended(path: str, stream: bool) -> None:
-    """In its header, where the end is known before the beginning is sent."""
-    made = await answer(path, stream=stream)
-    told: list[Any] = [made.json()] if not stream else events(made)
+async def test_an_answer_has_the_reason_of_its_end(path: str, stream: bool) -> None:
+    """A header has it too, unless the answer is a stream, whose headers are sent first."""
+    response = await answer(path, stream=stream)
+    objects: list[Any] = [response.json()] if not stream else events(response)
     if stream and path.startswith("/api/"):
-        told = [msgspec.json.decode(line) for line in made.text.splitlines()]
-    (ending,) = endings(told)
+        objects = [msgspec.json.decode(line) for line in response.text.splitlines()]
+    (ending,) = endings(objects)
     name, reason = REASONS.get(path, ("finish_reason", "length"))
     assert (ending[name], ending["ended_by"]) == (reason, "repetition")
-    assert made.headers.get(HEADER) == (None if stream else "repetition")
+    assert response.headers.get(HEADER) == (None if stream else "repetition")
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_other_ends_have_no_reason_of_ours(path: str) -> None:
-    made = await answer(path, stream=False, says="Hi")
-    assert "ended_by" not in made.text
-    assert HEADER not in made.headers
+async def test_other_ends_have_no_reason_of_their_own(path: str) -> None:
+    response = await answer(path, stream=False, text="Hi")
+    assert "ended_by" not in response.text
+    assert HEADER not in response.headers
 
 
 @pytest.mark.parametrize(
     ("ends", "fields"),
     [(False, {}), (True, {"ignore_eos": True, "max_tokens": 1600})],
 )
-async def test_what_may_repeat_itself(ends: bool, fields: Json) -> None:
-    """Without the option, and where the client ignores the model's end."""
-    made = await answer("/v1/completions", stream=False, ends=ends, **fields)
-    assert made.json()["choices"][0]["text"].startswith(LOOP[:1600])
-    assert HEADER not in made.headers
+async def test_an_answer_may_repeat_itself(ends: bool, fields: Json) -> None:
+    """Without the option, and where the client ignores the model's end token."""
+    response = await answer("/v1/completions", stream=False, ends=ends, **fields)
+    assert response.json()["choices"][0]["text"].startswith(LOOP[:1600])
+    assert HEADER not in response.headers
