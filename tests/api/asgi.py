@@ -90,7 +90,7 @@ async def exchange(
     body: Mapping[str, object] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Exchange]:
-    """Send a POST, and at exit wait until the application has returned. The caller sends a body of None."""
+    """Send a POST, and at exit wait until the application has returned. The caller may send the body."""
     call = Exchange()
     if body is not None:
         call.send_body(json.dumps(body).encode())

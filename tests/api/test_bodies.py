@@ -45,7 +45,7 @@ def test_the_first_bytes_of_a_body_are_free() -> None:
     for one in held:
         one.release()
     assert budget.used_bytes == 0
-    BodyQuota(BodyBudget(10), FREE_BYTES + 10).has_grown(10**9)  # a body with a larger limit goes to disk
+    BodyQuota(BodyBudget(10), FREE_BYTES + 10).has_grown(10**9)  # bytes beyond the quota are on disk
 
 
 COMPRESSED = {

@@ -176,9 +176,9 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
 async def check_same(world: World, method: str, path: str, body: Json | None, key: str = "bob") -> None:
     for kind, object_id in world.ids.items():
         async with client(world.app, of(key)) as http:
-            own, missing = await answers(http, method, path, body, object_id)
-        assert own == missing, f"{kind} of another key at {method} {path}"
-        assert own[0] < 500, f"{method} {path}: {own}"
+            foreign, missing = await answers(http, method, path, body, object_id)
+        assert foreign == missing, f"{kind} of another key at {method} {path}"
+        assert foreign[0] < 500, f"{method} {path}: {foreign}"
 
 
 @pytest.mark.parametrize("route", BY_ID)
