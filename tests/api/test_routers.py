@@ -1,4 +1,4 @@
-"""Routers in the API: every way of choosing, every way of asking, and what becomes of those who leave."""
+"""Routers in the API: rules, cascades, batches, sockets, keys, and clients that leave."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ SURE, UNSURE = -2.0, -0.5
 """The fake's tokens have a log-probability of -1 each."""
 FORM = {"response_format": {"type": "json_object"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-SAID = {"role": "user", "content": "hi"}
+HELLO = {"role": "user", "content": "hi"}
 CALL = {"name": "f", "arguments": "{}"}
-CALLED = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": CALL}]}
-USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}
+FUNCTION_CALL = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": CALL}]}
+TOOL_USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}
 
 
 def cascade(threshold: float, when: WhenStreaming = WhenStreaming.HOLD) -> Cascade:
@@ -90,7 +90,7 @@ def _routes(name: str) -> dict[str, str]:
     return {**ROUTES, "small": "auto"} if name == "outer" else ROUTES
 
 
-async def asked(house: House, **fields: object) -> httpx.Response:
+async def send(house: House, **fields: object) -> httpx.Response:
     async with client(house.app) as http:
         return await chat(http, **{"model": "auto", "max_tokens": 40, **fields})
 
@@ -106,11 +106,11 @@ def why(response: httpx.Response) -> tuple[str, str]:
 # -- ways of choosing -------------------------------------------------------------------------------------
 
 
-async def test_rules_decide_and_the_answer_says_which() -> None:
+async def test_rules_decide_and_a_header_names_the_rule() -> None:
     rules = Rules((Rule(route="large", tools=True), Rule(route="large", prompt_tokens_over=20)))
     house = House(("auto", rules))
-    plain, with_tools = await asked(house), await asked(house, tools=[TOOL])
-    long = await asked(house, messages=[{"role": "user", "content": "a" * 21}])
+    plain, with_tools = await send(house), await send(house, tools=[TOOL])
+    long = await send(house, messages=[{"role": "user", "content": "a" * 21}])
     assert (text(plain), plain.json()["model"]) == ("little me", "auto")
     assert why(plain) == ("little", "small: no rule holds")
     assert why(with_tools) == ("big", "large: rule 1")
@@ -120,19 +120,19 @@ async def test_rules_decide_and_the_answer_says_which() -> None:
 
 
 async def test_a_classifier_names_the_route_and_the_request_is_in_its_prompt() -> None:
-    asked_for = partial(Classifier, model="big", prompt="Which? {request}")
-    house = House(("auto", asked_for(timeout_s=DEADLINE_S)), ("hasty", asked_for(timeout_s=0.05)))
+    classifier = partial(Classifier, model="big", prompt="Which? {request}")
+    house = House(("auto", classifier(timeout_s=DEADLINE_S)), ("hasty", classifier(timeout_s=0.05)))
     house.big.goes_on.clear()
-    assert why(await asked(house, model="hasty")) == ("little", "small: big: no answer within 0.05 s")
+    assert why(await send(house, model="hasty")) == ("little", "small: big: no answer within 0.05 s")
     await eventually(lambda: num_live(house.big) == 0)
     house.big.goes_on.set()
     house.big.says = "large"
-    found = await asked(house)
+    found = await send(house)
     assert why(found) == ("big", "large: big says so")
     house.big.says = "nonsense"
-    assert why(await asked(house)) == ("little", "small: big has named no route")
+    assert why(await send(house)) == ("little", "small: big has named no route")
     house.big.told = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="it is broken")
-    gone = await asked(house)
+    gone = await send(house)
     assert text(gone) == "little me"
     assert why(gone) == ("little", "small: big: The engine is failed: it is broken.")
     assert house.counted("little", "unavailable")
@@ -142,9 +142,9 @@ async def test_the_nearest_example_decides() -> None:
     texts = (("small", "hi"), ("large", "prove it"))
     way = Examples(model="vectors", texts=texts, least_similarity=0.999, timeout_s=5)
     house = House(("auto", way))
-    same = await asked(house, messages=[{"role": "user", "content": "prove it"}])
+    same = await send(house, messages=[{"role": "user", "content": "prove it"}])
     assert why(same) == ("big", "large: example of 'large' (similarity=1.00)")
-    unlike = await asked(house, messages=[{"role": "user", "content": "zzzzzzzzzzzz"}])
+    unlike = await send(house, messages=[{"role": "user", "content": "zzzzzzzzzzzz"}])
     assert why(unlike)[0] == "little"
     assert why(unlike)[1].startswith("small: similarity=")
 
@@ -163,7 +163,7 @@ async def test_shares_stick_to_a_user() -> None:
 async def test_a_router_may_lead_to_another() -> None:
     rules = Rules((Rule(route="large", max_tokens_over=10),))
     house = House(("auto", rules), ("outer", Rules((Rule(route="large", tools=True),))))
-    found = await asked(house, model="outer")
+    found = await send(house, model="outer")
     assert why(found) == ("big", "small: no rule holds; large: rule 1")
     assert house.counted("big", "rule", router="outer")
 
@@ -173,79 +173,79 @@ async def test_a_router_may_lead_to_another() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("threshold", "answer", "told", "label"),
+    ("threshold", "answer", "route", "label"),
     [
         (SURE, "little me", ("little", "small: mean_logprob=-1.00"), "sure"),
         (UNSURE, "big me", ("big", "small: mean_logprob=-1.00"), "unsure"),
     ],
 )
 async def test_a_cascade(
-    threshold: float, answer: str, told: tuple[str, str], label: str, stream: bool
+    threshold: float, answer: str, route: tuple[str, str], label: str, stream: bool
 ) -> None:
-    """Headers know of the end, streamed or not, and nobody sees log-probabilities."""
+    """Headers name the final route even of a stream, and the answer has no log-probabilities."""
     house = House(("auto", cascade(threshold)))
-    found = await asked(
+    response = await send(
         house, stream=stream, **({"stream_options": {"include_usage": True}} if stream else {})
     )
-    assert why(found) == told
-    assert house.counted(told[0], label)
+    assert why(response) == route
+    assert house.counted(route[0], label)
     if not stream:
-        assert text(found) == answer
-        assert found.json()["choices"][0]["logprobs"] is None
-        assert found.json()["usage"]["completion_tokens"] == len(answer) + 1
+        assert text(response) == answer
+        assert response.json()["choices"][0]["logprobs"] is None
+        assert response.json()["usage"]["completion_tokens"] == len(answer) + 1
         return
-    chunks = events(found)
+    chunks = events(response)
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]  # type: ignore[attr-defined]
     assert "".join(delta.get("content") or "" for delta in deltas) == answer
-    assert found.text.endswith("data: [DONE]\n\n")
+    assert response.text.endswith("data: [DONE]\n\n")
 
 
-async def test_an_answer_of_a_form_that_is_cut_is_the_large_ones() -> None:
+async def test_a_truncated_structured_answer_is_replaced_by_the_large_models() -> None:
     house = House(("auto", cascade(SURE)))
     house.little.says = '{"a": 1}'
     house.big.says = "{}"
-    cut = await asked(house, max_tokens=3, **FORM)
-    whole = await asked(house, **FORM)
-    free = await asked(house, max_tokens=3)
+    cut = await send(house, max_tokens=3, **FORM)
+    whole = await send(house, **FORM)
+    free = await send(house, max_tokens=3)
     assert why(cut) == ("big", "small: the answer was cut")
     assert (why(whole)[0], text(whole)) == ("little", '{"a": 1}')
     assert (why(free)[0], text(free)) == ("little", '{"a')
 
 
-async def test_streams_may_go_to_the_large_one_at_once() -> None:
+async def test_streams_may_go_to_the_large_model_at_once() -> None:
     house = House(("auto", cascade(SURE, WhenStreaming.LARGE)))
-    assert why(await asked(house, stream=True)) == ("big", "large: a stream")
-    assert why(await asked(house))[0] == "little"
+    assert why(await send(house, stream=True)) == ("big", "large: a stream")
+    assert why(await send(house))[0] == "little"
 
 
-async def test_what_the_small_one_cannot_do_the_large_one_does() -> None:
+async def test_the_large_model_answers_if_the_small_one_cannot() -> None:
     house = House(("auto", cascade(SURE)))
     house.little.told = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="it is broken")
-    broken = await asked(house)
+    broken = await send(house)
     assert (text(broken), why(broken)[0]) == ("big me", "big")
     assert house.counted("big", "failed")
     house.little.told = READY
     info = house.little.info
     assert info is not None
     house.little.info = msgspec.structs.replace(info, context_trained=20)
-    long = await asked(house, messages=[{"role": "user", "content": "a" * 30}])
+    long = await send(house, messages=[{"role": "user", "content": "a" * 30}])
     assert (text(long), why(long)[0]) == ("big me", "big")
     assert house.counted("big", "too_long")
 
 
-async def test_a_small_route_whose_adapter_is_gone_is_the_large_ones() -> None:
+async def test_the_large_model_answers_without_the_adapter_of_the_small_route() -> None:
     house = House(("french", cascade(SURE)))
     await house.little.load_adapter(Adapter(name="french", path="a.gguf", digest="d"))
-    there = await asked(house, model="french")
+    there = await send(house, model="french")
     assert (text(there), why(there)[0]) == ("little me", "little:french")
     assert 'ocs_adapter_tokens_total{adapter="little:french",kind="output"} 10.0' in house.metrics
     house.little.unload_adapter("french")
-    gone = await asked(house, model="french")
+    gone = await send(house, model="french")
     assert (text(gone), why(gone)[0]) == ("big me", "big")
     assert house.counted("big", "failed", "french")
 
 
-async def test_completions_are_routed_too_and_scores_of_prompts_are_the_large_ones() -> None:
+async def test_completions_are_routed_and_scores_of_prompts_come_from_the_large_model() -> None:
     house = House(("auto", cascade(SURE)))
     async with client(house.app) as http:
         sure = await complete(http, model="auto", n=2, max_tokens=20)
@@ -270,7 +270,7 @@ async def test_a_client_that_leaves_ends_the_trial(stream: bool) -> None:
 async def test_a_trial_ends_in_time_and_can_be_ended_by_an_administrator() -> None:
     house = House(("auto", cascade(SURE)))
     house.little.goes_on.clear()
-    late = await asked(house, timeout=0.05)
+    late = await send(house, timeout=0.05)
     assert (late.status_code, num_live(house.big)) == (408, 0)
     body = {"model": "auto", "messages": [{"role": "user", "content": "hi"}]}
     async with exchange(house.app, "/v1/chat/completions", body) as one, client(house.app) as http:
@@ -281,7 +281,7 @@ async def test_a_trial_ends_in_time_and_can_be_ended_by_an_administrator() -> No
     assert num_live(house.big) == 0
 
 
-# -- other ways of asking ---------------------------------------------------------------------------------
+# -- batches, sockets and keys ----------------------------------------------------------------------------
 
 
 async def test_rows_of_batches_are_routed() -> None:
@@ -314,7 +314,7 @@ async def test_a_socket_is_routed_and_may_cancel_a_trial() -> None:
     assert done["headers"]["x-routed-model"] == "little"
 
 
-async def test_a_key_for_a_router_is_one_for_its_models_through_it(tmp_path: Path) -> None:
+async def test_a_key_for_a_router_allows_its_models_through_the_router_only(tmp_path: Path) -> None:
     house = House(("auto", cascade(UNSURE)), keys=key_ring(tmp_path, ann='models = ["auto"]'))
     async with client(house.app, of("ann")) as http:
         through = await chat(http, model="auto", max_tokens=40)
@@ -323,10 +323,10 @@ async def test_a_key_for_a_router_is_one_for_its_models_through_it(tmp_path: Pat
     assert "The models are: auto." in str(error_of(past)["message"])
 
 
-# -- what a router is not ---------------------------------------------------------------------------------
+# -- differences from a model -----------------------------------------------------------------------------
 
 
-async def test_it_is_listed_and_has_no_tokens_of_its_own() -> None:
+async def test_a_router_is_listed_and_has_no_tokenizer() -> None:
     house = House(("auto", Rules((Rule(route="large", tools=True),))))
     async with client(house.app) as http:
         listed = (await http.get("/v1/models")).json()["data"]
@@ -345,13 +345,15 @@ async def test_it_is_listed_and_has_no_tokens_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        ("/v1/chat/completions", {"messages": [SAID, CALLED]}, "messages"),
-        ("/v1/responses", {"input": [SAID, {"type": "function_call", "call_id": "1", **CALL}]}, "input"),
-        ("/v1/messages", {"messages": [SAID, USED], "max_tokens": 5}, None),
+        ("/v1/chat/completions", {"messages": [HELLO, FUNCTION_CALL]}, "messages"),
+        ("/v1/responses", {"input": [HELLO, {"type": "function_call", "call_id": "1", **CALL}]}, "input"),
+        ("/v1/messages", {"messages": [HELLO, TOOL_USE], "max_tokens": 5}, None),
     ],
 )
-async def test_an_unreadable_prompt_is_blamed(path: str, body: dict[str, object], param: str | None) -> None:
-    """A rule that counts tokens needs the prompt, so that it is made before there is a model."""
+async def test_an_invalid_prompt_is_refused_before_routing(
+    path: str, body: dict[str, object], param: str | None
+) -> None:
+    """A rule that counts tokens needs the prompt before a model is chosen."""
     house = House(("auto", Rules((Rule(route="large", prompt_tokens_over=20),))))
     async with client(house.app) as http:
         refused = await http.post(path, json={"model": "auto", **body})
@@ -362,7 +364,7 @@ async def test_an_unreadable_prompt_is_blamed(path: str, body: dict[str, object]
 
 async def test_options_of_the_server_hold_for_both_models() -> None:
     house = House(("auto", cascade(SURE)))
-    refused = await asked(house, temperature=9)
+    refused = await send(house, temperature=9)
     assert (refused.status_code, error_of(refused)["param"]) == (400, "temperature")
-    wrong = await asked(house, priority="urgent")
+    wrong = await send(house, priority="urgent")
     assert (wrong.status_code, error_of(wrong)["param"]) == (400, "priority")
