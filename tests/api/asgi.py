@@ -1,4 +1,4 @@
-"""A client at the ASGI interface: it sees every chunk when it is sent, and it can leave."""
+"""A client at the ASGI interface: it gets every chunk when it is sent, and it can disconnect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scope_of(path: str, headers: Mapping[str, str] | None, *, method: str = "POS
 
 
 class Exchange:
-    """One POST on its way. The body may come in several pieces."""
+    """One running POST. Its body may be sent in several pieces."""
 
     def __init__(self) -> None:
         self.status: int | None = None
@@ -45,19 +45,19 @@ class Exchange:
             self._to_app.put_nowait({"type": "http.request", "body": piece, "more_body": more})
 
     def begin_body(self, piece: bytes) -> None:
-        """More is to come."""
+        """Send a piece that is not the last."""
         self._to_app.put_nowait({"type": "http.request", "body": piece, "more_body": True})
 
     @property
-    def has_taken_all(self) -> bool:
-        """Of what was sent, the application has read everything."""
+    def has_read_all(self) -> bool:
+        """The application has read every message."""
         return self._to_app.empty()
 
     def disconnect(self) -> None:
         self._to_app.put_nowait({"type": "http.disconnect"})
 
     async def chunk(self) -> bytes | None:
-        """The next piece of the response's body; None after the last."""
+        """Next piece of the response's body, or None after the last."""
         message = await self._from_app.get()
         if message["type"] == "http.response.start":
             self.status = message["status"]
@@ -70,7 +70,7 @@ class Exchange:
         return body
 
     async def rest(self) -> list[bytes]:
-        """All further pieces, to the end."""
+        """All further pieces of the body."""
         pieces = []
         while (piece := await self.chunk()) is not None:
             pieces.append(piece)
@@ -90,15 +90,15 @@ async def exchange(
     body: Mapping[str, object] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Exchange]:
-    """Leaving it waits until the application has returned. Without a body the caller sends it."""
-    one = Exchange()
+    """Send a POST, and at exit wait until the application has returned. The caller sends a body of None."""
+    call = Exchange()
     if body is not None:
-        one.send_body(json.dumps(body).encode())
-    task = asyncio.create_task(app(scope_of(path, headers), one.receive, one.send))  # type: ignore[arg-type]
+        call.send_body(json.dumps(body).encode())
+    task = asyncio.create_task(app(scope_of(path, headers), call.receive, call.send))  # type: ignore[arg-type]
     try:
-        yield one
+        yield call
     except BaseException:
-        one.disconnect()  # a test that fails must not wait for an answer
+        call.disconnect()  # a test that fails must not wait for a response
         raise
     finally:
         await task

@@ -1,10 +1,10 @@
-"""Calls and events for the tests of rendering."""
+"""Requests, engine events and rendered bytes for the tests of rendering."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -15,13 +15,17 @@ from openai_cpu_server.api.generation.renderer import GatheredAnswer, GatheredCa
 from openai_cpu_server.api.generation.route import events
 from openai_cpu_server.api.generation.running import Tally
 from openai_cpu_server.api.messages.render import MessagesRenderer
+from openai_cpu_server.api.responses.items import PREFIXES
+from openai_cpu_server.api.responses.objects import new_response
+from openai_cpu_server.api.responses.schema import ResponsesBody
+from openai_cpu_server.api.responses.stream import ResponseStream
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.engine.parts import OutputParts
+from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.served import PieceTexts
-from openai_cpu_server.prompt.tool_formats import Part
 from tests.api.fake_tokenizer import FakeTokenizer
 
 FIGURES = Figures(
@@ -39,23 +43,7 @@ FIGURES = Figures(
     accepted_tokens=6,
 )
 PIECES = PieceTexts(FakeTokenizer())
-Renders = ChatRenderer | CompletionRenderer | MessagesRenderer
-
-
-class ScriptedReader:
-    """Reads each character as the part that a script has for it: an output with all kinds of parts."""
-
-    is_cut = False
-    has_calls = True
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = list(parts)
-
-    def feed(self, text: str) -> list[Part]:
-        return [self._parts.pop(0) for _ in text]
-
-    def finish(self) -> list[Part]:
-        return []
+Renderer = ChatRenderer | CompletionRenderer | MessagesRenderer
 
 
 def tokens_of(text: str) -> tuple[int, ...]:
@@ -104,30 +92,49 @@ def call(
     )
 
 
-def told(of: ResolvedRequest, events: Iterable[TokenEvent]) -> list[list[TokenEvent]]:
-    """Events of whole outputs, each as the engine tells it: one for each part of the output."""
-    name = FakeTokenizer().piece
-    parts = {one.id: OutputParts(one.marks, name) for one in of.requests if one.marks is not None}
+def engine_events(request: ResolvedRequest, events: Iterable[TokenEvent]) -> list[list[TokenEvent]]:
+    """The engine's events for each event of whole outputs: one for each part of the output."""
+    piece = FakeTokenizer().piece
+    parts = {each.id: OutputParts(each.marks, piece) for each in request.requests if each.marks is not None}
     return [[*parts[event.id].cut(event)] if event.id in parts else [event] for event in events]
 
 
-def streamed(renderer: Renders, of: ResolvedRequest, *steps: TokenEvent) -> list[str]:
-    """What a stream says of each event."""
-    stream = renderer.stream(of, PIECES)
-    return [b"".join(events(stream.event(one)) for one in step).decode() for step in told(of, steps)]
+def streamed(renderer: Renderer, request: ResolvedRequest, *steps: TokenEvent) -> list[str]:
+    """Bytes of the stream for each step."""
+    stream = renderer.stream(request, PIECES)
+    return [
+        b"".join(events(stream.event(event)) for event in step).decode()
+        for step in engine_events(request, steps)
+    ]
 
 
-def whole(renderer: Renders, of: ResolvedRequest, *steps: TokenEvent) -> bytes:
-    answers = {request.id: GatheredAnswer() for request in of.requests}
-    for event in chain.from_iterable(told(of, steps)):
+def whole(renderer: Renderer, request: ResolvedRequest, *steps: TokenEvent) -> bytes:
+    answers = {each.id: GatheredAnswer() for each in request.requests}
+    for event in itertools.chain.from_iterable(engine_events(request, steps)):
         answers[event.id].add(event)
     finishes = {key: answer.finish for key, answer in answers.items() if answer.finish}
-    return renderer.whole(GatheredCall(of, PIECES, answers, figures(of, finishes)))
+    return renderer.whole(GatheredCall(request, PIECES, answers, figures(request, finishes)))
 
 
-def figures(of: ResolvedRequest, finishes: Mapping[str, Finish]) -> Figures:
-    """What the call came to, if its requests have ended like this."""
-    tally = Tally(of)
+def response_stream(
+    request: ResolvedRequest,
+    status: ResponseStatus = ResponseStatus.IN_PROGRESS,
+    body: dict[str, object] | None = None,
+) -> ResponseStream:
+    numbers = itertools.count(1)
+    return ResponseStream(
+        request,
+        PIECES,
+        new_response(ResponsesBody.model_validate(body or {}), request, status, is_stored=True),
+        now=lambda: 9.5,
+        new_call_id=lambda: "call_1",
+        new_item_id=lambda kind: f"{PREFIXES[kind]}{next(numbers)}",
+    )
+
+
+def figures(request: ResolvedRequest, finishes: Mapping[str, Finish]) -> Figures:
+    """Figures of the request whose outputs have these finishes."""
+    tally = Tally(request)
     for request_id, finish in finishes.items():
         tally.note(TokenEvent(id=request_id, finish=finish), 0.0)
     thought_tokens = sum(finish.thought_tokens for finish in finishes.values())

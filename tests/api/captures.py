@@ -1,4 +1,4 @@
-"""Requests of well-known programs, as their sources or public captures have them."""
+"""Requests of well-known programs, from their sources or from public captures."""
 
 from __future__ import annotations
 

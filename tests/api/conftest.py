@@ -24,7 +24,8 @@ _MIDDAY = 20_000.5 * 86_400 + 30
 
 @pytest.fixture(autouse=True)
 def within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates are counted by minutes and days of the clock. No test begins in one and ends in the next."""
+    """Fix the clock of the rate limits: they count by the minute and the day, and a test must not end in the
+    next one."""
     monkeypatch.setattr("limits.aio.storage.memory.time", SimpleNamespace(time=lambda: _MIDDAY))
 
 
@@ -35,7 +36,7 @@ async def engine() -> FakeEngine:
 
 @pytest.fixture(scope="module")
 async def process() -> AsyncIterator[EngineClient]:
-    """A real engine process, for tests of what it brings."""
+    """A real engine process."""
     async with running(new_engine()) as one:
         yield one
 
@@ -59,7 +60,7 @@ async def http(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture(scope="module")
 async def jobs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Jobs]:
-    """No batch is sent to them."""
+    """Jobs without a batch."""
     database = open_database(str(tmp_path_factory.mktemp("jobs") / "jobs.db"))
     jobs = Jobs(database, JobOptions(model="fake"))
     task = asyncio.create_task(jobs.run(_no_row))

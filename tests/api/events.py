@@ -18,12 +18,12 @@ Event = dict[str, Any]
 
 
 class Watcher:
-    """One stream. It reads only when a test asks for an event, and keeps what the test has not taken yet."""
+    """Reader of one stream. It reads only on request and stores the events that the test has not taken."""
 
     def __init__(self) -> None:
         self.status: int | None = None
         self._messages: asyncio.Queue[Message] = asyncio.Queue(maxsize=1)
-        self._untaken: list[Event] = []
+        self._pending: list[Event] = []
         self._gone = asyncio.Event()
 
     async def receive(self) -> Message:
@@ -37,7 +37,7 @@ class Watcher:
         self._gone.set()
 
     async def body(self) -> bytes | None:
-        """The next piece; None at the end."""
+        """Next piece, or None at the end."""
         with anyio.fail_after(DEADLINE_S):
             message = await self._messages.get()
         if message["type"] == "http.response.start":
@@ -50,12 +50,12 @@ class Watcher:
         return await self.until(None)
 
     async def until(self, kind: str | None, fits: Callable[[Event], bool] = lambda event: True) -> Event:
-        """The first event of this kind that fits. Earlier ones stay to be taken."""
-        for position, event in enumerate(self._untaken):
+        """Take the first event of this kind that fits. Earlier events stay pending."""
+        for position, event in enumerate(self._pending):
             if kind in (None, event["type"]) and fits(event):
-                return self._untaken.pop(position)
+                return self._pending.pop(position)
         while not (kind in (None, (event := await self._read()).get("type")) and fits(event)):
-            self._untaken.append(event)
+            self._pending.append(event)
         return event
 
     async def _read(self) -> Event:

@@ -1,4 +1,4 @@
-"""An engine in the test's own process, at the contract's `Engine` protocol."""
+"""An engine in the test's own process, of the contract's `Engine` protocol."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from openai_cpu_server.errors import AdapterFailed, RequestCancelled
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.fakes import END_TOKEN, FAKE_INFO, FAKE_LIVE, FakeEmbedder, adapted, next_token
 
-_NOBODY = {priority.label: 0 for priority in Priority}
+_NO_REQUESTS = {priority.label: 0 for priority in Priority}
 READY = EngineStatus(
     state=EngineState.READY,
     reason=None,
     loaded=1.0,
     timed=None,
-    running=_NOBODY,
-    waiting=_NOBODY,
+    running=_NO_REQUESTS,
+    waiting=_NO_REQUESTS,
     kv_tokens=FAKE_INFO.kv_tokens,
     kv_tokens_used=0,
     restarts=0,
@@ -49,47 +49,45 @@ READY = EngineStatus(
 
 
 class FakeEngine:
-    """Says what `FakeBackend` says, a token whenever the event loop comes by. It has room for everybody.
+    """Generates what `FakeBackend` generates, one token at each turn of the event loop, without a queue.
     With `FAKE_EMBEDDER` or `FAKE_RERANKER` it embeds as `FakeEmbedder` does, an input at a time.
 
-    `told`: what it says of itself. `says`: the text of all its answers. `goes_on`: while it is cleared, no
-    request gets a further token, as from the start with `is_held`.
+    `base_status`: its status without the counts of running requests. `text`: the text of all its answers.
+    `goes_on`: no request gets another token while this event is cleared; `is_held` begins with it cleared.
     """
 
     def __init__(
         self,
         info: ModelInfo | None = FAKE_INFO,
-        told: EngineStatus = READY,
+        base_status: EngineStatus = READY,
         *,
-        says: str | None = None,
+        text: str | None = None,
         is_held: bool = False,
     ) -> None:
         self.info = info
-        self.told = told
-        self.says = says
+        self.base_status = base_status
+        self.text = text
         self.goes_on = asyncio.Event()
         if not is_held:
             self.goes_on.set()
         self.is_ending = False
-        self.named: dict[str, AdapterStatus] = {}
-        """Its adapters."""
+        self.adapters_by_name: dict[str, AdapterStatus] = {}
         self.see: SeeStep | None = None
-        """Who watches; a test tells them of steps."""
+        """Viewer of the steps, which a test calls."""
         self._live: dict[
             str, tuple[GenerationRequest | EmbedRequest, GenerationAnswer | EmbeddingAnswer]
         ] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.thoughts_ended: list[str] = []
         self.submitted: list[GenerationRequest] = []
         self.num_cleared = 0
 
     @property
     def state(self) -> EngineState:
-        return self.told.state
+        return self.base_status.state
 
     def generate(self, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
         if self.state is not EngineState.READY:
-            raise unavailable(self.told)
+            raise unavailable(self.base_status)
         self.submitted += requests
         generation = GenerationAnswer(requests, cancel=self._leave, clock=time.monotonic)
         for request in requests:
@@ -99,14 +97,14 @@ class FakeEngine:
 
     def embed(self, request: EmbedRequest) -> EmbeddingAnswer:
         if self.state is not EngineState.READY or self.info is None:
-            raise unavailable(self.told)
+            raise unavailable(self.base_status)
         embedding = EmbeddingAnswer(request, cancel=self._leave, clock=time.monotonic)
         self._live[request.id] = (request, embedding)
         self._keep(asyncio.create_task(self._embed(request, embedding, FakeEmbedder(self.info))))
         return embedding
 
     async def shapes(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
-        """Four rows of each."""
+        """Return four rows for each."""
         assert self.info is not None
         require_senses(sizes, sees=self.info.sees, hears=self.info.hears)
         return tuple((MediaEmbeddings(4, 4),) for _ in sizes)
@@ -127,7 +125,6 @@ class FakeEngine:
         return bool(found)
 
     def end_thinking(self, request_id: str, ending: Constraint) -> bool:
-        self.thoughts_ended.append(request_id)
         return request_id in self._live
 
     def requests(self) -> list[LiveRequest]:
@@ -135,7 +132,7 @@ class FakeEngine:
 
     def status(self) -> EngineStatus:
         running = Counter(request.priority.label for request, _ in self._live.values())
-        return msgspec.structs.replace(self.told, running={**_NOBODY, **running})
+        return msgspec.structs.replace(self.base_status, running={**_NO_REQUESTS, **running})
 
     def kv_stats(self) -> KVStats | None:
         return None
@@ -148,25 +145,25 @@ class FakeEngine:
 
     def clear_cache(self) -> None:
         if self.state is not EngineState.READY:
-            raise unavailable(self.told)
+            raise unavailable(self.base_status)
         self.num_cleared += 1
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
-        return tuple(self.named.values())
+        return tuple(self.adapters_by_name.values())
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        """A path with `bad` in it is refused."""
+        """Refuse a path with `bad` in it."""
         if self.state is not EngineState.READY:
-            raise unavailable(self.told)
+            raise unavailable(self.base_status)
         if "bad" in adapter.path:
             raise AdapterFailed(f"{adapter.path} is not an adapter.")
         loaded = LoadedAdapter(key=adapter.key, rank=8, num_tensors=14, size_bytes=1000)
         status = AdapterStatus(adapter=adapter, state=AdapterState.READY, loaded=loaded)
-        self.named[adapter.name] = status
+        self.adapters_by_name[adapter.name] = status
         return status
 
     def unload_adapter(self, name: str) -> bool:
-        return self.named.pop(name, None) is not None
+        return self.adapters_by_name.pop(name, None) is not None
 
     def _leave(self, request_id: str) -> None:
         self._live.pop(request_id, None)
@@ -187,17 +184,17 @@ class FakeEngine:
 
     async def _compute(self, request: GenerationRequest, generation: GenerationAnswer) -> None:
         tokens, num_output, reason = list(request.tokens), 0, FinishReason.LENGTH
-        key = self.named[request.adapter].adapter.key if request.adapter is not None else None
+        key = self.adapters_by_name[request.adapter].adapter.key if request.adapter is not None else None
         parts = OutputParts(request.marks, FakeTokenizer().piece) if request.marks is not None else None
-        told = None if self.says is None else [*(byte + 2 for byte in self.says.encode()), END_TOKEN]
+        script = None if self.text is None else [*(byte + 2 for byte in self.text.encode()), END_TOKEN]
         loops, is_loop = LoopDetector(), False
         while num_output < request.max_tokens and reason is FinishReason.LENGTH and not is_loop:
             await checkpoint()
             await self.goes_on.wait()
             if request.id not in self._live:
                 return
-            if told is not None:
-                tokens.append(told[num_output])
+            if script is not None:
+                tokens.append(script[num_output])
             elif scores := bias_scores(request):
                 tokens.append(max(scores, key=scores.__getitem__))
             else:
@@ -214,7 +211,7 @@ class FakeEngine:
 
 
 def bias_scores(request: GenerationRequest) -> dict[int, float]:
-    """Log-probabilities of tokens with a bias, which the fake takes for the only ones that there are."""
+    """Log-probabilities of the tokens with a bias, which are all that the fake knows."""
     return {
         token: -(zlib.crc32(repr((*request.tokens, token)).encode()) % 4001 / 1000)
         for token in request.sampling.logit_bias
@@ -222,15 +219,15 @@ def bias_scores(request: GenerationRequest) -> dict[int, float]:
 
 
 def _push(generation: GenerationAnswer, event: TokenEvent, parts: OutputParts | None) -> None:
-    for told in (event,) if parts is None else parts.cut(event):
-        generation.push(told)
+    for part in (event,) if parts is None else parts.cut(event):
+        generation.push(part)
 
 
 def _event(request: GenerationRequest, token: int) -> TokenEvent:
     text = bytes([token - 2]).decode(errors="replace") if 2 <= token < 258 else ""
     scores = bias_scores(request) or {token: -1.0}
-    told = TokenLogprob(token, scores[token], tuple(scores.items()) if len(scores) > 1 else ())
-    logprobs = () if request.top_logprobs is None else (told,)
+    logprob = TokenLogprob(token, scores[token], tuple(scores.items()) if len(scores) > 1 else ())
+    logprobs = () if request.top_logprobs is None else (logprob,)
     return TokenEvent(id=request.id, tokens=(token,), text=text, logprobs=logprobs)
 
 

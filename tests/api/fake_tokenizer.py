@@ -1,4 +1,4 @@
-"""A byte-level vocabulary that fits `tests.fakes.FakeBackend`: token t + 2 is byte t."""
+"""A byte-level vocabulary for `tests.fakes.FakeBackend`: token t + 2 is byte t."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTROL = {
 
 
 class FakeTokenizer:
-    """At the contract's `Tokenizer` protocol; `chat_template` is plain jinja2."""
+    """A tokenizer of the contract's `Tokenizer` protocol. `chat_template` is plain jinja2."""
 
     vocab_size = VOCAB_SIZE
     bos_text = "<s>"
@@ -44,7 +44,7 @@ class FakeTokenizer:
         rerank_template: str | None = None,
         control: Sequence[str] = (),
     ) -> None:
-        """`adds_end`: a text ends with `</s>`, as an encoder wants it. `control`: more control tokens."""
+        """`adds_end`: append `</s>` to each text, as encoders need it. `control`: more control tokens."""
         self._names = {**CONTROL, **dict(enumerate(control, start=410))}
         self._ids = {name: token for token, name in self._names.items()}
         self._split = re.compile("(" + "|".join(map(re.escape, self._ids)) + ")")

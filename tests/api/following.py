@@ -1,4 +1,4 @@
-"""Follows outputs under their constraints as an engine does, token by token, without a model."""
+"""Checks outputs against their constraints as an engine does, token by token, without a model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.api.fake_tokenizer import FakeTokenizer
 _END = 1
 
 
-class _Named:
-    """The fake vocabulary as llguidance reads one."""
+class _LlguidanceVocabulary:
+    """The fake vocabulary in the form that llguidance reads."""
 
     eos_token_id = _END
     bos_token_id = 0
@@ -33,22 +33,22 @@ class _Named:
         return self._tokenizer.encode(text, add_special=False, parse_special=False)
 
 
-class _Ending(FakeTokenizer):
+class _TokenizerWithEnd(FakeTokenizer):
     end_tokens = frozenset({_END})
     eos = _END
 
 
 class Follower:
     def __init__(self, control: Sequence[str] = ()) -> None:
-        self.tokenizer = _Ending(control=control)
-        known = LLTokenizer(TokenizerWrapper(_Named(self.tokenizer)))
-        self._words = ModelTokens(cast("Vocabulary", self.tokenizer), known)
+        self.tokenizer = _TokenizerWithEnd(control=control)
+        vocabulary = LLTokenizer(TokenizerWrapper(_LlguidanceVocabulary(self.tokenizer)))
+        self._tokens = ModelTokens(cast("Vocabulary", self.tokenizer), vocabulary)
         self._grammars = CompiledGrammars()
 
     def accepts(self, constraint: Constraint, text: str) -> bool:
-        """Whether the output may be this text, and end there."""
-        matcher = self._grammars.matcher(constraint.grammar, self._words.tokenizer)
-        output = ConstrainedOutput(constraint, matcher, self._words)
+        """Return whether the constraint permits this text as the whole output."""
+        matcher = self._grammars.matcher(constraint.grammar, self._tokens.tokenizer)
+        output = ConstrainedOutput(constraint, matcher, self._tokens)
         try:
             for token in self.tokenizer.encode(text, add_special=False, parse_special=True):
                 if not self._takes(output, token):

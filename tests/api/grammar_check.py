@@ -1,4 +1,4 @@
-"""The check that the application makes of grammars, once for each text: most tests' tools are the same."""
+"""The application's check of grammars, cached by their text: most tests use the same tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of keys, in which each key is its holder's name."""
+"""Key files in which each key is its holder's name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def of(name: str) -> dict[str, str]:
 
 
 def key_file(folder: Path, **holders: str) -> Path:
-    """`holders`: the lines that the file has for each."""
+    """Write a key file. `holders`: the lines of each holder's table."""
     path = folder / "keys.toml"
     path.write_text("".join(f'[keys.{n}]\nsha256 = "{sha(n)}"\n{lines}\n' for n, lines in holders.items()))
     return path

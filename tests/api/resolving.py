@@ -1,4 +1,4 @@
-"""Bodies as JSON in, calls out, for the tests of resolving."""
+"""Resolves the fields of JSON bodies, for the tests of resolving."""
 
 from __future__ import annotations
 
@@ -45,21 +45,20 @@ def chat(
     tokenizer: FakeTokenizer | None = None,
     is_flexible: bool = False,
     is_open: bool = False,
-    thinks: ModelThinking | None = None,
+    thinking: ModelThinking | None = None,
     info: ModelInfo = FAKE_INFO,
     **fields: object,
 ) -> ResolvedRequest:
-    """`form`: the tool format."""
-    compiled = ChatTemplate(template, bos_text="<s>", eos_text="</s>") if template is not None else None
+    """Resolve a chat. `form`: the tool format."""
     model = model_read_here(
         names=("fake", "other"),
         engine=FakeEngine(),
         tokenizer=tokenizer or FakeTokenizer(),
-        template=compiled,
+        template=ChatTemplate(template, bos_text="<s>", eos_text="</s>") if template is not None else None,
         tool_format=TOOL_FORMATS[form],
         is_flexible=is_flexible,
         is_open=is_open,
-        thinking=thinks,
+        thinking=thinking,
     )
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
     return resolved(CHAT, model, body, caller, info)
@@ -71,7 +70,7 @@ def complete(*, tokenizer: FakeTokenizer | None = None, **fields: object) -> Res
 
 
 class Responses:
-    """Reads bodies of `/v1/responses`, which begin a conversation."""
+    """Reads bodies of `/v1/responses` that begin a conversation."""
 
     def read(self, data: bytes, *, lenient: bool) -> GenerationParams:
         body, _ = parse(ResponsesBody, data, lenient=lenient)
@@ -87,13 +86,13 @@ def resolved(
     caller: Caller,
     info: ModelInfo = FAKE_INFO,
 ) -> ResolvedRequest:
-    """Of a model without eyes and ears."""
-    ask = without_unsupported(family.read(json.dumps(fields).encode(), lenient=False))
-    chosen = ModelRegistry([model]).choose(ask.model, None)
-    return resolve(ask, ResolveContext(chosen, info, caller, OPTIONS))
+    """Resolve the fields for a model that takes neither pictures nor sounds."""
+    params = without_unsupported(family.read(json.dumps(fields).encode(), lenient=False))
+    chosen = ModelRegistry([model]).choose(params.model, None)
+    return resolve(params, ResolveContext(chosen, info, caller, OPTIONS))
 
 
-def refused(ask: Callable[..., object] = chat, **fields: object) -> InvalidRequest:
+def refused(resolve_body: Callable[..., object] = chat, **fields: object) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        ask(**fields)
+        resolve_body(**fields)
     return caught.value

@@ -44,7 +44,7 @@ def new_engine(
     cache_bytes: int = 0,
     observer: EngineObserver = NOBODY,
 ) -> EngineClient:
-    """Of a token the fake's cells take one byte."""
+    """An engine process on the fake backend, whose KV cells take one byte per token."""
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
     options = EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=4096, cache_bytes=cache_bytes)
     return EngineClient(Supervisor(command, options, observer=observer), max_queue=max_queue)
@@ -62,7 +62,7 @@ async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
 
 
 def served(engine: Engine, *, template: ChatTemplate | None = TEMPLATE, **more: Any) -> ModelRegistry:
-    """One model by two names."""
+    """A registry of one model with two names."""
     model = model_read_here(
         names=("fake", "team/fake"),
         engine=engine,
@@ -81,7 +81,7 @@ def named(engine: Engine, name: str) -> ServedModel:
 
 
 def embedding_model(engine: Engine, *names: str, tokenizer: FakeTokenizer | None = None) -> ServedModel:
-    """A model that embeds or scores, as the engine's facts say."""
+    """A model that embeds or scores, by the kind in the engine's info."""
     info = engine.info
     assert info is not None
     return model_read_here(
@@ -111,7 +111,7 @@ LONG = {"prompt": "a", "ignore_eos": True}
 
 @asynccontextmanager
 async def busy(*flags: str, max_queue: int = 1000) -> AsyncIterator[EngineClient]:
-    """An engine with one place, which a long request takes for as long as nobody ends it."""
+    """An engine with one slot, which a long request occupies until it is ended."""
     async with (
         running(new_engine(*(flags or ("step_s=0.02",)), max_seqs=1, max_queue=max_queue)) as engine,
         exchange(api(engine), "/v1/completions", LONG) as first,
@@ -123,12 +123,12 @@ async def busy(*flags: str, max_queue: int = 1000) -> AsyncIterator[EngineClient
 
 @asynccontextmanager
 async def waiting(engine: EngineClient, **fields: object) -> AsyncIterator[Exchange]:
-    """A long request that has its place in the queue."""
-    async with exchange(api(engine), "/v1/completions", {**LONG, **fields}) as one:
+    """A long request that waits in the queue."""
+    async with exchange(api(engine), "/v1/completions", {**LONG, **fields}) as request:
         label = str(fields.get("priority", "interactive"))
         await eventually(lambda: engine.status().waiting[label] == 1)
-        yield one
-        one.disconnect()
+        yield request
+        request.disconnect()
 
 
 def num_live(engine: Engine) -> int:
@@ -139,11 +139,11 @@ def num_live(engine: Engine) -> int:
 async def started(
     app: ASGIApp, engine: Engine, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
 ) -> AsyncIterator[Exchange]:
-    """A call that the engine has. Its client leaves in the end."""
-    async with exchange(app, path, body, headers) as one:
+    """A request that the engine runs or queues. Its client disconnects at exit."""
+    async with exchange(app, path, body, headers) as request:
         await eventually(lambda: num_live(engine) > 0)
-        yield one
-        one.disconnect()
+        yield request
+        request.disconnect()
 
 
 def locked_api(
@@ -155,5 +155,5 @@ def locked_api(
     jobs: Jobs | None = None,
     models: ModelRegistry | None = None,
 ) -> Starlette:
-    """With keys of a file. `models`: None serves the engine alone."""
+    """Serve with keys of a file. `models`: None serves the engine alone."""
     return create_api(models or served(engine), options, keys=keys, limits=limits, jobs=jobs).app

@@ -1,4 +1,4 @@
-"""A client of WebSockets at the ASGI interface."""
+"""A WebSocket client at the ASGI interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.api.asgi import scope_of
 from tests.api.talking import MESSAGES
 from tests.waiting import DEADLINE_S
 
-ASK = {"messages": MESSAGES, "max_tokens": 8, "seed": 1, "temperature": 0}
+CHAT_BODY = {"messages": MESSAGES, "max_tokens": 8, "seed": 1, "temperature": 0}
 Json = dict[str, Any]
 
 
@@ -25,15 +25,15 @@ class Socket:
         self.from_app: asyncio.Queue[Message] = asyncio.Queue()
         self.may_send = asyncio.Event()
         self.may_send.set()
-        self._untaken: list[Json] = []
+        self._pending: list[Json] = []
 
     def send(self, message: object) -> None:
         text = message if isinstance(message, str) else json.dumps(message)
         self.to_app.put_nowait({"type": "websocket.receive", "text": text})
 
     def ask(self, request_id: str | None = None, /, **fields: object) -> None:
-        named = {"request_id": request_id} if request_id is not None else {}
-        self.send({**ASK, **named, **fields})
+        id_field = {"request_id": request_id} if request_id is not None else {}
+        self.send({**CHAT_BODY, **id_field, **fields})
 
     def close(self) -> None:
         self.to_app.put_nowait({"type": "websocket.disconnect", "code": 1000})
@@ -42,12 +42,12 @@ class Socket:
         return await self.take(lambda message: True)
 
     async def take(self, fits: Callable[[Json], bool]) -> Json:
-        """The first message that fits. Earlier ones stay to be taken."""
-        for position, message in enumerate(self._untaken):
+        """Take the first message that fits. Earlier messages stay pending."""
+        for position, message in enumerate(self._pending):
             if fits(message):
-                return self._untaken.pop(position)
+                return self._pending.pop(position)
         while not fits(message := await self._received()):
-            self._untaken.append(message)
+            self._pending.append(message)
         return message
 
     async def _received(self) -> Json:
@@ -57,11 +57,11 @@ class Socket:
         return dict(json.loads(message["text"]))
 
     async def until_end(self, *names: str) -> dict[str, list[Json]]:
-        """The messages about these requests, up to the last one of each."""
+        """Messages of these requests, up to the last one of each."""
         return {name: await self.answer(name) for name in names}
 
     async def answer(self, name: str) -> list[Json]:
-        """The messages about this request, up to its last one."""
+        """Messages of this request, up to its last one."""
         found: list[Json] = []
         while not found or not is_last(found[-1]):
             found.append(await self.take(lambda message: message["request_id"] == name))
@@ -98,8 +98,8 @@ async def connected(
     path: str = "/v1/chat/completions",
     is_bare: bool = False,
 ) -> AsyncIterator[Socket]:
-    """Leaving it closes the socket and waits until the application has returned. `is_bare`: without a Host of
-    its own."""
+    """Connect, and at exit close the socket and wait until the application has returned. `is_bare`: without
+    the default Host header."""
     socket = Socket()
     scope = scope_of(path, {**({} if is_bare else {"host": "test"}), **(headers or {})}, type="websocket")
     scope |= {
@@ -119,8 +119,8 @@ async def connected(
 
 
 @asynccontextmanager
-async def opened(app: ASGIApp, **how: Any) -> AsyncIterator[Socket]:
-    async with connected(app, **how) as socket:
+async def opened(app: ASGIApp, **options: Any) -> AsyncIterator[Socket]:
+    async with connected(app, **options) as socket:
         await socket.accepted()
         yield socket
 

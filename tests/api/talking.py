@@ -1,4 +1,4 @@
-"""What clients send, and how they read what comes back."""
+"""Sends requests and reads responses and errors as clients do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def events(response: httpx.Response) -> list[dict[str, object]]:
 
 
 def messages_error_of(response: httpx.Response) -> dict[str, object]:
-    """Anthropic's error, on the paths that are theirs."""
+    """Error of a response on one of Anthropic's paths."""
     body = response.json()
     assert set(body) == {"type", "error", "request_id"}
     assert set(body["error"]) == {"type", "message"}
@@ -34,9 +34,8 @@ def messages_error_of(response: httpx.Response) -> dict[str, object]:
     return dict(body["error"])
 
 
-def told_error(response: httpx.Response) -> dict[str, object]:
-    """The error in the shape of the response's path: what is said of it in all, the message, is there.
-    Ollama's has nothing else."""
+def error_by_path(response: httpx.Response) -> dict[str, object]:
+    """Error in the shape of the response's path. Each shape has a message; Ollama's has nothing else."""
     if response.request.url.path.startswith("/api/"):
         return {"message": response.json()["error"]}
     is_of_messages = response.request.url.path.startswith("/v1/messages")

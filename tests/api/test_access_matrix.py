@@ -21,7 +21,7 @@ from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_file, of
 from tests.api.serving import client, locked_api
 from tests.api.sockets import connected
-from tests.api.talking import told_error
+from tests.api.talking import error_by_path
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +65,7 @@ def scoped_keys(folder: Path) -> Path:
 def kind_of(answer: httpx.Response) -> object:
     """The code; on Anthropic's paths, whose errors have none, and llama-server's, where it is the status, the
     one that belongs to the type; on Ollama's, whose errors are a text, the one that belongs to the status."""
-    error = told_error(answer)
+    error = error_by_path(answer)
     if set(error) == {"message"}:
         return {401: "invalid_api_key", 403: "missing_scope"}[answer.status_code]
     codes = {"authentication_error": "invalid_api_key", "permission_error": "missing_scope"}
@@ -94,7 +94,7 @@ async def test_the_right_key_opens_and_no_other(http: httpx.AsyncClient, route: 
         assert answer.status_code not in (401, 403, 405, 500)
     answer = await http.request(*split(route), headers=of(f"not-{needed}"))
     assert (answer.status_code, kind_of(answer)) == (403, "missing_scope")
-    assert str(told_error(answer)["message"]).endswith(f"Missing scopes: {needed}.")
+    assert str(error_by_path(answer)["message"]).endswith(f"Missing scopes: {needed}.")
 
 
 @pytest.mark.parametrize("route", sorted(NEEDED.keys() - WITH_A_KEY.keys()))
@@ -220,7 +220,7 @@ async def test_control_characters_reach_nothing(
                 answer = await http.get("/" + spelling.lstrip("/"), headers={"x-api-key": "not-metrics"})
                 assert answer.status_code == 400
                 has_code = not spelling.startswith(("/v1/messages", "/api/"))
-                assert not has_code or told_error(answer)["code"] == "invalid_path"
+                assert not has_code or error_by_path(answer)["code"] == "invalid_path"
                 assert not reached.names
 
 

@@ -26,7 +26,7 @@ from openai_cpu_server.observe.telemetry import Telemetry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.serving import client, embedding_model, named, num_live
-from tests.api.sockets import ASK, content, opened
+from tests.api.sockets import CHAT_BODY, content, opened
 from tests.api.talking import chat, error_of
 from tests.fakes import FAKE_EMBEDDER
 from tests.waiting import DEADLINE_S, eventually
@@ -40,7 +40,7 @@ class Cached:
     """A small and a large model, one that embeds, a cascade between the two, and a cache of answers."""
 
     def __init__(self, least: float | None = None) -> None:
-        self.engine, self.large = FakeEngine(), FakeEngine(says="large")
+        self.engine, self.large = FakeEngine(), FakeEngine(text="large")
         self.vectors = FakeEngine(FAKE_EMBEDDER)
         self.files = {"fake": "file 1", "large": "file 2", "vectors": "file 3"}
         models = [
@@ -102,7 +102,7 @@ async def test_websockets_and_rows_of_batches_share_answers_which_are_counted(
         heard = (await socket.until_end("r"))["r"]
     assert heard[-1]["headers"]["x-cache"] == "exact"
     assert content(heard) == first.json()["choices"][0]["message"]["content"]
-    row = await cached.api.run_row("/v1/chat/completions", json.dumps(ASK).encode(), "")
+    row = await cached.api.run_row("/v1/chat/completions", json.dumps(CHAT_BODY).encode(), "")
     assert json.loads(row.body)["choices"] == first.json()["choices"]
     assert (cached.counted("miss"), cached.counted("exact")) == (1, 2)
     assert "ocs_answer_cache_output_tokens_total 16.0" in cached.metrics
@@ -134,10 +134,10 @@ async def test_what_was_cut_is_not_kept(cached: Cached, http: httpx.AsyncClient)
     long = [{"role": "user", "content": "x" * 4080}]
     cut = await chat(http, messages=long, max_tokens=None, ignore_eos=True)
     assert cut.json()["choices"][0]["finish_reason"] == "length"
-    cached.engine.says = "x" * 8000
+    cached.engine.text = "x" * 8000
     loop = await chat(http, messages=[{"role": "user", "content": "again"}], max_tokens=2000)
     assert loop.json()["choices"][0]["ended_by"] == "repetition"
-    cached.engine.says = " ".join(map(str, range(2000)))
+    cached.engine.text = " ".join(map(str, range(2000)))
     beyond = {
         "model": "fake",
         "temperature": 0,
@@ -182,12 +182,12 @@ async def test_nothing_is_cleared_where_not_all_can_be(cached: Cached, http: htt
     engines = (cached.engine, cached.large, cached.vectors)
     await chat(http)
     await cached.kept()
-    cached.large.told = msgspec.structs.replace(READY, state=EngineState.RESTARTING, reason="It died.")
+    cached.large.base_status = msgspec.structs.replace(READY, state=EngineState.RESTARTING, reason="It died.")
     refused = await http.delete("/v1/cache")
     assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_unavailable")
     assert [engine.num_cleared for engine in engines] == [0, 0, 0]
     assert (await chat(http)).headers["x-cache"] == "exact"
-    cached.large.told = READY
+    cached.large.base_status = READY
     assert (await http.delete("/v1/cache")).status_code == 204
     assert [engine.num_cleared for engine in engines] == [1, 1, 1]
     assert (await chat(http)).headers["x-cache"] == "miss"

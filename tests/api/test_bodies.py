@@ -104,7 +104,7 @@ async def test_beyond_it_large_bodies_get_503_and_small_ones_are_served(engine: 
     app = api(engine, msgspec.structs.replace(OPTIONS, max_bodies_bytes=BUDGET))
     async with client(app) as http, exchange(app, "/v1/completions") as slow:
         slow.begin_body(LARGE)
-        await eventually(lambda: slow.has_taken_all)
+        await eventually(lambda: slow.has_read_all)
         refused = await http.post("/tokenize", content=LARGE)
         assert (refused.status_code, error_of(refused)["code"]) == (503, "too_many_bodies")
         assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
@@ -126,7 +126,7 @@ async def test_a_call_that_generates_holds_its_body_no_longer(engine: FakeEngine
                 await eventually(lambda: num_live(engine) == 1)
                 assert (await http.post("/tokenize", content=LARGE)).status_code == 400
                 one.send_body(b"")  # whoever waits for the client to leave is told whatever comes
-                await eventually(lambda: one.has_taken_all)
+                await eventually(lambda: one.has_read_all)
                 assert (await http.post("/tokenize", content=LARGE)).status_code == 400
                 one.disconnect()
             await eventually(lambda: num_live(engine) == 0)

@@ -23,7 +23,7 @@ from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, api, client, locked_api, new_engine, num_live, running, served, started
 from tests.api.sockets import connected
-from tests.api.talking import MESSAGES, error_of, told_error
+from tests.api.talking import MESSAGES, error_by_path, error_of
 from tests.gates import Gate
 from tests.waiting import eventually
 
@@ -231,7 +231,7 @@ async def test_a_key_that_kills_engines_is_sent_away_in_all_families(
         for path in FAMILIES:
             refused = await say(http, path, "~", "ann")
             assert refused.status_code == 429, path
-            assert told_error(refused).get("code", "too_many_crashes") == "too_many_crashes"
+            assert error_by_path(refused).get("code", "too_many_crashes") == "too_many_crashes"
             assert 0 < int(refused.headers["retry-after"]) <= 600
             assert (await say(http, path, "hi", "bob")).status_code == 200
         assert (await say(http, "/v1/completions", "hi", "ann")).status_code == 429

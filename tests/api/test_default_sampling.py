@@ -53,7 +53,7 @@ def asking(engine: FakeEngine, defaults: ModelDefaults) -> httpx.AsyncClient:
 
 
 async def sampled(path: str, defaults: ModelDefaults, **fields: object) -> tuple[object, ...]:
-    engine = FakeEngine(says="Hi")
+    engine = FakeEngine(text="Hi")
     if path in OLLAMA:
         model = fields.pop("model", "fake")
         fields = {"model": model, "options": fields}
@@ -106,7 +106,7 @@ async def test_a_requests_values_stand_above_its_models_and_those_above_its_fami
 
 
 async def limit_of(path: str, defaults: ModelDefaults, **fields: object) -> int:
-    engine = FakeEngine(says="Hi")
+    engine = FakeEngine(text="Hi")
     async with asking(engine, defaults) as http:
         answer = await http.post(path, json={**BODIES[path], **fields})
     assert answer.status_code == 200, answer.text

@@ -95,7 +95,7 @@ class Server:
             engine.goes_on.clear()
         else:
             engine.goes_on.set()
-            engine.told = msgspec.structs.replace(
+            engine.base_status = msgspec.structs.replace(
                 READY, state=EngineState(state), reason=reason.strip() or None
             )
 
@@ -145,7 +145,7 @@ class Server:
 async def serving(folder: Path, special: dict[str, Any]) -> AsyncIterator[Server]:
     """`special`: what the engine says, its model's defaults, keys with their lines, whether there is a
     database, options, and for a cache of answers the similarity from which on questions are alike, or 1."""
-    engines = [FakeEngine(says=special.pop("says", "Hello you")), FakeEngine()]
+    engines = [FakeEngine(text=special.pop("says", "Hello you")), FakeEngine()]
     engines += [FakeEngine(FAKE_EMBEDDER), FakeEngine(FAKE_RERANKER)]
     await engines[0].load_adapter(adapter("french"))
     embeds = SilentTokenizer() if special.pop("is_silent", False) else None

@@ -33,7 +33,7 @@ async def answer(
     path: str, *, stream: bool, says: str = LOOP, ends: bool = True, **more: object
 ) -> httpx.Response:
     options = msgspec.structs.replace(OPTIONS, end_loops=ends)
-    async with client(api(FakeEngine(says=says), options)) as http:
+    async with client(api(FakeEngine(text=says), options)) as http:
         response = await http.post(path, json={**BODIES[path], "stream": stream, **more})
     assert response.status_code == 200, response.text
     return response

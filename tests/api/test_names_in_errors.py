@@ -55,7 +55,7 @@ async def test_no_error_repeats_a_long_name(jobs: Jobs) -> None:
 async def test_no_answer_names_a_model_that_the_key_may_not_use(tmp_path: Path, jobs: Jobs) -> None:
     foreign = FakeEngine()
     adapter = Adapter(name="foreign-model-adapter", path="a", digest="d", scale=1.0)
-    foreign.named = {adapter.name: AdapterStatus(adapter=adapter, state=AdapterState.READY)}
+    foreign.adapters_by_name = {adapter.name: AdapterStatus(adapter=adapter, state=AdapterState.READY)}
     models = ModelRegistry([named(foreign, FOREIGN), named(FakeEngine(), "open")])
     keys = key_ring(tmp_path, b='models = ["open"]\nscopes = ["inference", "admin"]')
     app = create_api(models, LENIENT, keys=keys, jobs=jobs).app

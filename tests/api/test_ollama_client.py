@@ -46,7 +46,7 @@ async def test_a_python_function_is_a_tool() -> None:
         """
         return city
 
-    answer = await sdk(FakeEngine(says=CALL)).chat("fake", HI, tools=[weather], options={"num_predict": 200})
+    answer = await sdk(FakeEngine(text=CALL)).chat("fake", HI, tools=[weather], options={"num_predict": 200})
     (call,) = answer.message.tool_calls
     assert weather(**call.function.arguments) == "Rome"
     result = {"role": "tool", "tool_name": "weather", "content": "warm"}

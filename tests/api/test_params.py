@@ -52,7 +52,7 @@ async def test_a_request_has_the_boundaries_of_its_conversation(path: str) -> No
 
 async def test_a_row_of_a_batch_is_stored_as_a_response_only_on_demand() -> None:
     jobs = Jobs(open_database("sqlite://"), JobOptions(model="fake"))
-    api = create_api(served(FakeEngine(says="Hello")), ApiOptions(), jobs=jobs)
+    api = create_api(served(FakeEngine(text="Hello")), ApiOptions(), jobs=jobs)
     stored = {}
     for store in (None, False, True):
         body = json.dumps({"input": "hi", "store": store}).encode()

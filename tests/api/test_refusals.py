@@ -21,7 +21,7 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import client, embedding_model, served
-from tests.api.talking import told_error
+from tests.api.talking import error_by_path
 from tests.api.test_adapters import adapter, find
 from tests.api.test_exchanges import REPEATED
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
@@ -63,6 +63,6 @@ async def test_an_error_names_the_clients_field_before_a_stream(http: httpx.Asyn
             if name not in NEVER_STREAM:
                 answers.append(await http.post(path, json={"stream": True, **body}))
             record += f"{line}\n"
-            for error in dict.fromkeys(f"{one.status_code} {json.dumps(told_error(one))}" for one in answers):
-                record += f"{error}\n"
+            errors = (f"{each.status_code} {json.dumps(error_by_path(each))}\n" for each in answers)
+            record += "".join(dict.fromkeys(errors))
     assert record == external_file(f"refused/{name}.txt")

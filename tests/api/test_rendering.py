@@ -31,8 +31,8 @@ from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.served import PieceTexts
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, ThinkingStage
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
-from tests.api import calls, response_events
-from tests.api.calls import MINUS_INFINITY, PIECES, call, end, figures, scored, text, tokens_of, told
+from tests.api import calls
+from tests.api.calls import MINUS_INFINITY, PIECES, call, end, engine_events, figures, scored, text, tokens_of
 from tests.api.fake_tokenizer import FakeTokenizer
 
 HERMES = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls")
@@ -228,7 +228,7 @@ def rendered(family: str, scenario: Scenario) -> str:
     of = scenario.call
     stream, _ = stream_and_renderer(family, of, scenario.body)
     steps = [step for step in scenario.steps if isinstance(step, TokenEvent)]
-    cut = iter(told(of, steps))
+    cut = iter(engine_events(of, steps))
     shown, finishes = [stream.begin()], dict[str, Finish]()
     for step in scenario.steps:
         if isinstance(step, str):

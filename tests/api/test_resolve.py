@@ -236,7 +236,7 @@ def test_marks_of_thoughts_that_are_control_tokens_are_shown_to_the_reader() -> 
     calls = ReasoningFormat("calls", "<|user|>", "<|tool_call|>", signs=())
     reasoning = template_reasoning(ChatTemplate("a", bos_text="", eos_text=""), calls)
     assert reasoning is not None
-    call = chat(template="a", thinks=ModelThinking(reasoning))
+    call = chat(template="a", thinking=ModelThinking(reasoning))
     assert call.requests[0].show_control_tokens
 
 

@@ -32,7 +32,7 @@ from openai_cpu_server.models.served import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, CallBegin, Part
-from tests.api.calls import tokens_of, told
+from tests.api.calls import engine_events, tokens_of
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.resolving import Responses, resolved
@@ -119,7 +119,9 @@ class Section:
             TokenEvent(id=of.requests[0].id, tokens=tokens_of(letter), text=letter) for letter in output
         )
         reader = of.reader()
-        for part in (part for events in told(of, letters) for event in events for part in reader.read(event)):
+        for part in (
+            part for events in engine_events(of, letters) for event in events for part in reader.read(event)
+        ):
             if parts and type(part) is type(parts[-1]) and not isinstance(part, CallBegin):
                 part = msgspec.structs.replace(part, text=parts.pop().text + part.text)
             parts.append(part)

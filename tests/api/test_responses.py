@@ -92,7 +92,7 @@ def test_a_text_is_not_read_character_by_character() -> None:
 
 async def test_a_long_conversation_is_shortened_where_that_is_allowed() -> None:
     info = msgspec.structs.replace(FAKE_INFO, context_trained=400)
-    async with serving(FakeEngine(info, says="Hello")) as http:
+    async with serving(FakeEngine(info, text="Hello")) as http:
         turns = [{"role": role, "content": "x" * 30} for _ in range(10) for role in ("user", "assistant")]
         long = [{"role": "system", "content": "Be kind."}, *turns, {"role": "user", "content": "now"}]
         refused = await post(http, input=long)
@@ -227,7 +227,7 @@ async def test_a_response_of_a_dead_server_has_failed(tmp_path: Path) -> None:
 
 async def test_a_server_that_ends_leaves_a_failed_response(tmp_path: Path) -> None:
     where = str(tmp_path / "jobs.db")
-    engine = FakeEngine(says="Hello", is_held=True)
+    engine = FakeEngine(text="Hello", is_held=True)
     async with serving(engine, where) as http:
         response = await create_in_background(http)
         engine.cancel(response["id"])  # an engine that ends does so too

@@ -60,7 +60,7 @@ class House:
     """A small and a large model, one that embeds, and routers."""
 
     def __init__(self, *ways: tuple[str, Way], keys: KeyRing | None = None) -> None:
-        self.little, self.big = FakeEngine(says="little me"), FakeEngine(says="big me")
+        self.little, self.big = FakeEngine(text="little me"), FakeEngine(text="big me")
         vectors = embedding_model(FakeEngine(FAKE_EMBEDDER), "vectors")
         models = [named(self.little, "little"), named(self.big, "big"), vectors]
         routers = [
@@ -224,7 +224,7 @@ async def test_the_large_model_answers_if_the_small_one_cannot() -> None:
     broken = await send(house)
     assert (text(broken), why(broken)[0]) == ("big me", "big")
     assert house.counted("big", "failed")
-    house.little.told = READY
+    house.little.base_status = READY
     info = house.little.info
     assert info is not None
     house.little.info = msgspec.structs.replace(info, context_trained=20)

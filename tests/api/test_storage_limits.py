@@ -232,7 +232,7 @@ async def test_an_upload_must_fit_beside_what_stays_free(tmp_path: Path) -> None
 
 async def test_rows_have_a_limit_of_tokens_of_their_own(tmp_path: Path) -> None:
     keys = key_ring(tmp_path, ann="batch_tokens_per_day = 60\ntokens_per_day = 1000")
-    made = create_api(served(FakeEngine(says="Hello you")), OPTIONS, keys=keys)
+    made = create_api(served(FakeEngine(text="Hello you")), OPTIONS, keys=keys)
 
     def body(max_tokens: int) -> bytes:
         return json.dumps({"messages": MESSAGES, "max_tokens": max_tokens}).encode()

@@ -74,7 +74,7 @@ def hearing(
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    return FakeEngine(HEARING, says=" Hello there. ")
+    return FakeEngine(HEARING, text=" Hello there. ")
 
 
 @pytest.fixture

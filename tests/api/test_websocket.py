@@ -18,13 +18,13 @@ from openai_cpu_server.engine_client.supervisor import Supervisor
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, api, client, locked_api, new_engine, num_live, running
-from tests.api.sockets import ASK, Json, Socket, content, opened
+from tests.api.sockets import CHAT_BODY, Json, Socket, content, opened
 from tests.api.talking import chat, events
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
-LONG = {**ASK, "max_tokens": 2000, "ignore_eos": True}
+LONG = {**CHAT_BODY, "max_tokens": 2000, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def test_the_chunks_are_those_of_the_event_stream(socket: Socket, http: ht
 
 
 async def test_a_binary_message_is_json_too(socket: Socket) -> None:
-    data = json.dumps({**ASK, "request_id": "b"}).encode()
+    data = json.dumps({**CHAT_BODY, "request_id": "b"}).encode()
     socket.to_app.put_nowait({"type": "websocket.receive", "bytes": data})
     assert (await socket.answer("b"))[-1]["done"]
 
@@ -222,7 +222,7 @@ async def test_each_request_counts_against_its_keys_limits(engine: FakeEngine, t
         assert (end["status"], end["error"]["code"]) == (429, "rate_limit_exceeded")
         assert int(end["headers"]["retry-after-ms"]) >= 1000
     async with client(app) as http:
-        again = await http.post("/v1/chat/completions", json=ASK, headers=of("s3cret"))
+        again = await http.post("/v1/chat/completions", json=CHAT_BODY, headers=of("s3cret"))
         assert again.status_code == 429
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus would read, and a server that tells it."""
+"""A server with telemetry, and a reader of its `/metrics` as Prometheus reads it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.api.serving import OPTIONS, client, new_engine, running, served
 
 @dataclass(frozen=True)
 class ObservedServer:
-    """Engine and application, both told of in `/metrics`."""
+    """Engine and application with metrics in one telemetry."""
 
     engine: EngineClient
     app: Starlette
@@ -42,20 +42,20 @@ async def observed_server(
             observer=ModelTelemetry(telemetry, "fake"),
         )
     ) as engine:
-        made = create_api(served(engine), OPTIONS, telemetry=telemetry)
-        async with client(made.app) as http:
-            yield ObservedServer(engine, made.app, http, made.run_row)
+        api = create_api(served(engine), OPTIONS, telemetry=telemetry)
+        async with client(api.app) as http:
+            yield ObservedServer(engine, api.app, http, api.run_row)
 
 
 class Page:
-    """Samples of one answer of `/metrics`."""
+    """Samples of one response of `/metrics`."""
 
     def __init__(self, text: str) -> None:
         families = list(text_string_to_metric_families(text))
         self.samples = [sample for family in families for sample in family.samples]
 
     def sum(self, name: str, **labels: str) -> float:
-        """Of all series that have these labels; 0 if there is none."""
+        """Sum of all series that have these labels, or 0 if none has."""
         return sum(
             sample.value
             for sample in self.samples
@@ -67,6 +67,6 @@ class Page:
 
 
 async def page(http: httpx.AsyncClient) -> Page:
-    answer = await http.get("/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    return Page(answer.text)
+    response = await http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return Page(response.text)

@@ -48,7 +48,7 @@ class Agent(FakeEngine):
     def generate(self, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
         (request,) = requests
         prompt = FakeTokenizer().decode(list(request.tokens), special=True)
-        self.says = self._next(prompt)
+        self.text = self._next(prompt)
         return super().generate(requests)
 
     def _next(self, prompt: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.access_table import ENDLESS
-from tests.api.talking import told_error
+from tests.api.talking import error_by_path
 from tests.fuzz.hostile import Bodies, Json, RichBodies
 from tests.fuzz.odd_requests import OddRequests
 from tests.lazy import Lazy
@@ -74,7 +74,7 @@ async def status_of(http: httpx.AsyncClient, request: httpx.Request) -> int:
         assert b'"internal_error"' not in answer.content, (shown, answer.text)
         assert b'"generation_failed"' not in answer.content, (shown, answer.text)
     elif request.headers.get("content-type") == "application/json":
-        assert told_error(answer)["message"], shown
+        assert error_by_path(answer)["message"], shown
     return answer.status_code
 
 

@@ -32,7 +32,7 @@ def registry() -> ModelRegistry:
     small = msgspec.structs.replace(READY, restarts=1, last_death=death("SIGSEGV", 9.0), kv_tokens=100)
     large = msgspec.structs.replace(READY, state=EngineState.RESTARTING, reason="SIGKILL", restarts=2)
     large = msgspec.structs.replace(large, last_death=death("SIGKILL", 3.0), kv_tokens=1000)
-    engines = FakeEngine(told=small), FakeEngine(told=large)
+    engines = FakeEngine(base_status=small), FakeEngine(base_status=large)
     return ModelRegistry([model("small", "s", engine=engines[0]), model("large", engine=engines[1])])
 
 
@@ -132,12 +132,12 @@ def test_a_server_is_as_well_as_its_worst_engine(registry: ModelRegistry) -> Non
 
 def test_one_engine_is_told_as_it_is() -> None:
     told = msgspec.structs.replace(READY, state=EngineState.LOADING, loaded=0.5, timed=0.25)
-    assert ModelRegistry([model("a", engine=FakeEngine(told=told))]).status() == told
+    assert ModelRegistry([model("a", engine=FakeEngine(base_status=told))]).status() == told
 
 
 def test_what_cannot_generate_says_why() -> None:
     told = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="it died too often")
-    for engine in (FakeEngine(told=told), FakeEngine(None)):
+    for engine in (FakeEngine(base_status=told), FakeEngine(None)):
         with pytest.raises(EngineUnavailable):
             model("a", engine=engine).loaded()
     assert model("a", engine=FakeEngine()).loaded().path == "fake.gguf"

@@ -47,7 +47,7 @@ class Told(FakeEngine):
         self._requests = live
 
     def status(self):  # type: ignore[no-untyped-def]
-        return self.told
+        return self.base_status
 
     def requests(self) -> list[LiveRequest]:
         return list(self._requests)

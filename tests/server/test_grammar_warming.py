@@ -26,7 +26,7 @@ class Story:
     """A model that loads, requests, and what was done in turn."""
 
     def __init__(self, mark: GrammarMark | None = None) -> None:
-        self.engine = FakeEngine(told=msgspec.structs.replace(READY, state=EngineState.LOADING))
+        self.engine = FakeEngine(base_status=msgspec.structs.replace(READY, state=EngineState.LOADING))
         self.model = served(self.engine).default
         self.model.grammars = ModelGrammars(grammar_maker(self._check), mark)
         self.live = ["a request"]
@@ -56,7 +56,7 @@ async def test_it_waits_until_the_model_is_loaded_and_nobody_waits() -> None:
     warming = story.begun()
     await anyio.lowlevel.checkpoint()
     assert story.log == []
-    story.engine.told = READY
+    story.engine.base_status = READY
     await story.has_looked()
     assert set(story.log) == {"looked"}
     story.live.clear()
@@ -74,7 +74,7 @@ async def test_a_model_whose_clients_use_grammars_prepares_before_it_is_loaded(t
     story = Story(mark=GrammarMark(tmp_path / "folder", tmp_path / "model.gguf"))
     warming = story.begun()
     await eventually(lambda: story.log == ["made"])
-    story.engine.told = READY
+    story.engine.base_status = READY
     story.live.clear()
     await warming
     assert story.log == ["made", "looked", "started", "made"]
@@ -82,7 +82,7 @@ async def test_a_model_whose_clients_use_grammars_prepares_before_it_is_loaded(t
 
 async def test_preparing_does_not_count_as_use(tmp_path: Path) -> None:
     story = Story(mark=GrammarMark(tmp_path, tmp_path / "model.gguf"))
-    story.engine.told = READY
+    story.engine.base_status = READY
     story.live.clear()
     await story.begun()
     assert story.log == ["looked", "started", "made"]
@@ -91,7 +91,7 @@ async def test_preparing_does_not_count_as_use(tmp_path: Path) -> None:
 
 async def test_a_vocabulary_that_cannot_be_used_is_told_to_the_first_who_needs_it() -> None:
     story = Story()
-    story.is_refused, story.engine.told = True, READY
+    story.is_refused, story.engine.base_status = True, READY
     story.live.clear()
     await story.begun()
     with pytest.raises(InvalidRequest, match="no end"):
