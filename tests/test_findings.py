@@ -29,7 +29,7 @@ FINDINGS = {
     "D4 a state that is not the one that is meant": (
         "api/test_model_states.py::test_a_route_answers_waits_or_gives_a_reason",
         "api/test_model_states.py::test_sockets_and_rows_of_batches_have_the_same_status",
-        "api/test_model_states.py::test_unloading_ends_a_load_and_does_nothing_to_an_unloaded_model",
+        "api/test_model_states.py::test_unloading_ends_a_load_and_ignores_an_unloaded_model",
         "e2e/test_model_states.py::test_a_sleeping_model_wakes_and_a_loading_one_is_waited_for",
         "e2e/test_model_states.py::test_a_restarting_engine_is_waited_for",
         "e2e/test_model_states.py::test_files_that_cannot_be_read_or_are_removed_are_named",

@@ -61,7 +61,7 @@ class ScriptedEngine(FakeEngine):
         self.app: Starlette
 
     def generate(self, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
-        self.says = self._outputs.pop(0) if len(self._outputs) > 1 else self._outputs[0]
+        self.text = self._outputs.pop(0) if len(self._outputs) > 1 else self._outputs[0]
         return super().generate(requests)
 
     @property
@@ -167,9 +167,7 @@ async def test_a_stream_has_openais_events_in_their_order(url: str) -> None:
         ("long_text", {"size": 5000}, "more than 4096 bytes"),
     ],
 )
-async def test_a_failed_call_is_reported_to_the_model(
-    url: str, name: str, arguments: Json, reason: str
-) -> None:
+async def test_the_model_sees_a_failed_call(url: str, name: str, arguments: Json, reason: str) -> None:
     engine = ScriptedEngine(call(f"tools.{name}", **arguments), "Sorry.")
     async with serving(engine, url, limits=McpLimits(result_bytes=4096)) as http:
         response = await create(http)

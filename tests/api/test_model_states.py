@@ -311,9 +311,7 @@ async def test_sockets_and_rows_of_batches_have_the_same_status(state: str, tmp_
 @pytest.mark.parametrize(
     "state", ["asleep", "unreadable", "removed", pytest.param("restarting", marks=pytest.mark.slow)]
 )
-async def test_unloading_ends_a_load_and_does_nothing_to_an_unloaded_model(
-    state: str, tmp_path: Path
-) -> None:
+async def test_unloading_ends_a_load_and_ignores_an_unloaded_model(state: str, tmp_path: Path) -> None:
     async with running_models(tmp_path, state) as models, client(models.app) as http:
         answer = await http.post("/v1/models/m/unload")
         assert answer.status_code == (404 if state == "removed" else 200), answer.text

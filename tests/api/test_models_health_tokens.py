@@ -95,15 +95,14 @@ async def test_a_placement_is_in_health_and_metrics(
     role: str, placement: DevicePlacement | None, lines: list[str]
 ) -> None:
     field = {"model": "placement", "draft": "draft_placement"}[role]
-    async with client(api(FakeEngine(told=msgspec.structs.replace(READY, **{field: placement})))) as http:
+    status = msgspec.structs.replace(READY, **{field: placement})
+    async with client(api(FakeEngine(base_status=status))) as http:
         health = (await http.get("/health")).json()["models"]["fake"]
         metrics = (await http.get("/metrics")).text.splitlines()
     assert health[field] == msgspec.to_builtins(placement)
     assert {f"ocs_device_{line}" for line in lines} <= set(metrics)
     roles = {role} if placement else set()
-    assert {
-        label for label in ("model", "draft") if any(f'role="{label}"' in line for line in metrics)
-    } == roles
+    assert {name for name in ("model", "draft") if any(f'role="{name}"' in line for line in metrics)} == roles
 
 
 def test_a_placement_is_described_in_words() -> None:

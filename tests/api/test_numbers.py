@@ -78,7 +78,7 @@ FIELDS = {**FLOATS, **INTEGERS}
 
 
 def body(family: type[Body], name: str, value: str) -> bytes:
-    """`value` is written as it is, so that it need not be valid JSON."""
+    """Insert `value` as raw text, which need not be valid JSON."""
     return json.dumps({**FAMILIES[family], name: "VALUE"}).replace('"VALUE"', value).encode()
 
 

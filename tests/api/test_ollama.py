@@ -73,9 +73,7 @@ async def test_a_name_may_have_a_template_of_its_own() -> None:
         assert counted == {"input_tokens": raw["prompt_eval_count"]}
         long = [{"role": role, "content": "word " * 40} for role in ("user", "assistant")] * 40
         shortened = (await talk(http, model="made", messages=[*long, *HI], stream=False)).json()
-        assert shortened["prompt_eval_count"] > raw["prompt_eval_count"], (
-            "only the oldest messages are left out"
-        )
+        assert shortened["prompt_eval_count"] > raw["prompt_eval_count"], "all messages are left out"
         refused = await talk(http, model="made", messages=[*long, *HI], truncate=False)
         assert refused.status_code == 400
         shown = (await http.post("/api/show", json={"model": "made"})).json()
@@ -95,13 +93,11 @@ async def test_bodies_of_clients_are_answered(http: httpx.AsyncClient, name: str
 
 async def test_memory_on_a_device_is_listed_by_ollama_ps() -> None:
     """Ollama's clients show the share of a model that is on a device."""
-    placement = msgspec.structs.replace(
+    usage = msgspec.structs.replace(
         DevicePlacement.nowhere("a test"), weights_bytes=500, cells_bytes=40, compute_bytes=3
     )
-    status = msgspec.structs.replace(
-        READY, engine_rss_bytes=1000, placement=placement, draft_placement=placement
-    )
-    async with client(api(FakeEngine(told=status))) as http:
+    status = msgspec.structs.replace(READY, engine_rss_bytes=1000, placement=usage, draft_placement=usage)
+    async with client(api(FakeEngine(base_status=status))) as http:
         (running,) = (await http.get("/api/ps")).json()["models"]
     assert (running["size_vram"], running["size"]) == (2 * 543, 1000 + 2 * 543)
 

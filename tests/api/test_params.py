@@ -37,7 +37,7 @@ BODIES: dict[str, Json] = {
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_request_has_the_boundaries_of_its_conversation(path: str) -> None:
     """Boundaries are behind `<|user|>` and `<|assistant|>`, in rows of batches too."""
-    engine = FakeEngine(STATEFUL_INFO, says="Hi")
+    engine = FakeEngine(STATEFUL_INFO, text="Hi")
     application = create_api(served(engine), ApiOptions(output_token_cap=2))
     async with client(application.app) as http:
         assert (await http.post(path, json=BODIES[path])).status_code == 200

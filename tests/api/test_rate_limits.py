@@ -66,7 +66,7 @@ async def test_requests_per_minute(engine: FakeEngine, tmp_path: Path) -> None:
 
 
 async def test_only_used_tokens_are_charged(tmp_path: Path) -> None:
-    async with limited(FakeEngine(says="Hello"), tmp_path, "tokens_per_minute = 100") as http:
+    async with limited(FakeEngine(text="Hello"), tmp_path, "tokens_per_minute = 100") as http:
         first = await chat(http, max_tokens=60)
         usage = first.json()["usage"]
         assert usage["completion_tokens"] < 60

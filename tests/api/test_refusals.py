@@ -40,7 +40,7 @@ def repeated(match: re.Match[str]) -> str:
 @pytest.fixture
 async def http(jobs: Jobs) -> AsyncIterator[httpx.AsyncClient]:
     """Client of a server with an adapter, an embedder, a reranker and a database, which the bodies name."""
-    engine = FakeEngine(says="Hello you")
+    engine = FakeEngine(text="Hello you")
     await engine.load_adapter(adapter("french"))
     embedder = embedding_model(FakeEngine(FAKE_EMBEDDER), "embedder")
     cross = embedding_model(FakeEngine(FAKE_RERANKER), "cross")

@@ -46,7 +46,7 @@ SPACED = Prompt((0, *tokens_of(" hi")), "hi")
 """The tokenizer adds a space in front, as SPM does."""
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = FAMILIES = ("chat", "completions", "messages", "responses")
-CONVERSATIONS = (CHAT, MESSAGES, RESPONSES)
+DIALOGS = (CHAT, MESSAGES, RESPONSES)
 WAITING = (MESSAGES, RESPONSES)
 OBJECT = {"type": "object"}
 WITH_CHOICES = (CHAT, COMPLETIONS)
@@ -138,43 +138,39 @@ SCENARIOS = {
     "a call as it comes": Scenario(
         call(tool_calls=HERMES),
         texts("<tool", "_call>\n{", '"name":"f","argu', 'ments":', '{"a":', " 1}", "}\n</tool_", "call>"),
-        CONVERSATIONS,
+        DIALOGS,
     ),
-    "text and two calls": Scenario(call(tool_calls=HERMES), texts(f"Well:\n{TWO_CALLS}"), CONVERSATIONS),
+    "text and two calls": Scenario(call(tool_calls=HERMES), texts(f"Well:\n{TWO_CALLS}"), DIALOGS),
     "calls of two choices": Scenario(
         call(n=2, tool_calls=HERMES), (text(1, ONE_CALL), text(0, ONE_CALL), end(0), end(1)), (CHAT,)
     ),
-    "text that is no call": Scenario(call(tool_calls=HERMES), texts("he <", "3"), CONVERSATIONS),
+    "text that is no call": Scenario(call(tool_calls=HERMES), texts("he <", "3"), DIALOGS),
     "text that may become a call and ends": Scenario(
-        call(tool_calls=HERMES), texts("<tool", reason=FinishReason.LENGTH), CONVERSATIONS
+        call(tool_calls=HERMES), texts("<tool", reason=FinishReason.LENGTH), DIALOGS
     ),
     "a call that is cut": Scenario(
-        call(tool_calls=HERMES), texts(ONE_CALL[:-20], reason=FinishReason.LENGTH), CONVERSATIONS
+        call(tool_calls=HERMES), texts(ONE_CALL[:-20], reason=FinishReason.LENGTH), DIALOGS
     ),
     "a function that was demanded by its name": Scenario(call(tool_calls=NAMED), texts(ONE_CALL), (CHAT,)),
     "a function of the deprecated kind": Scenario(
         call(tool_calls=LEGACY), texts('<|tool_call|>{"name":"f","arguments":{"a"', ":1}}"), (CHAT,)
     ),
     "the context is full": Scenario(
-        msgspec.structs.replace(call(), context_ends_it=True),
-        texts("a", reason=FinishReason.LENGTH),
-        CONVERSATIONS,
+        msgspec.structs.replace(call(), context_ends_it=True), texts("a", reason=FinishReason.LENGTH), DIALOGS
     ),
     "a stop string": Scenario(call(), (text(0, "a"), stopped("END")), (MESSAGES,)),
     "a stop string within a call": Scenario(
         call(tool_calls=HERMES), (text(0, ONE_CALL[:-30]), stopped("END")), (MESSAGES,)
     ),
     "thoughts": Scenario(
-        call(thinking=WITHIN), texts("\nHm", ", well.\n", "</thi", "nk>", "\n\nYes", "."), CONVERSATIONS
+        call(thinking=WITHIN), texts("\nHm", ", well.\n", "</thi", "nk>", "\n\nYes", "."), DIALOGS
     ),
     "thoughts that are cut": Scenario(
-        call(thinking=WITHIN), texts("Hm. And th", reason=FinishReason.LENGTH), CONVERSATIONS
+        call(thinking=WITHIN), texts("Hm. And th", reason=FinishReason.LENGTH), DIALOGS
     ),
-    "empty thoughts": Scenario(call(thinking=WITHIN), texts("</think>Yes."), CONVERSATIONS),
+    "empty thoughts": Scenario(call(thinking=WITHIN), texts("</think>Yes."), DIALOGS),
     "thoughts that do not come": Scenario(
-        call(thinking=CallThinking(REASONING_FORMATS["think"], ThinkingStage.BEFORE)),
-        texts("Yes"),
-        CONVERSATIONS,
+        call(thinking=CallThinking(REASONING_FORMATS["think"], ThinkingStage.BEFORE)), texts("Yes"), DIALOGS
     ),
     "it waits, and there is nothing to wait for behind its first text": Scenario(
         call(), ("waits", "loads", "waits", "lives", *texts("a")[:1], "lives", end(0)), WAITING
@@ -199,7 +195,7 @@ SCENARIOS = {
         },
     ),
     "thoughts, text and calls": Scenario(
-        call(thinking=WITHIN, tool_calls=HERMES), texts(f"Hm.</think>\n\nSo {TWO_CALLS}"), CONVERSATIONS
+        call(thinking=WITHIN, tool_calls=HERMES), texts(f"Hm.</think>\n\nSo {TWO_CALLS}"), DIALOGS
     ),
 }
 
@@ -207,10 +203,7 @@ SCENARIOS = {
 def stream_and_renderer(
     family: str, request: ResolvedRequest, body: dict[str, object] | None = None
 ) -> tuple[Any, Any]:
-    """Return the stream, and the renderer of whole answers.
-
-    Responses have no renderer because their streams end with the whole response.
-    """
+    """Return the stream, and the renderer of whole answers except for responses: their streams have one."""
     numbers = itertools.count(1)
     renderer = {
         CHAT: ChatRenderer(new_id=lambda: f"call_{next(numbers)}"),
@@ -220,29 +213,29 @@ def stream_and_renderer(
     if renderer is not None:
         return renderer.stream(request, PIECES), renderer
     status = ResponseStatus.QUEUED if body and "background" in body else ResponseStatus.IN_PROGRESS
-    return response_events.stream(request, status, body), None
+    return calls.response_stream(request, status, body), None
 
 
 def rendered(family: str, scenario: Scenario) -> str:
     """Return the chunks of each step on lines of their own, and the whole answer after them."""
-    of = scenario.call
-    stream, _ = stream_and_renderer(family, of, scenario.body)
+    request = scenario.call
+    stream, _ = stream_and_renderer(family, request, scenario.body)
     steps = [step for step in scenario.steps if isinstance(step, TokenEvent)]
-    cut = iter(engine_events(of, steps))
-    shown, finishes = [stream.begin()], dict[str, Finish]()
+    events_of_steps = iter(engine_events(request, steps))
+    chunks_of_steps, finishes = [stream.begin()], dict[str, Finish]()
     for step in scenario.steps:
         if isinstance(step, str):
-            shown.append(NEWS[step](stream))
+            chunks_of_steps.append(NEWS[step](stream))
             continue
-        for event in next(cut):
-            shown.append(stream.event(event))
+        for event in next(events_of_steps):
+            chunks_of_steps.append(stream.event(event))
             if event.finish is not None:
                 finishes[event.id] = event.finish
-    shown += [stream.end(figures(of, finishes))] if finishes else []
-    blocks = [events(chunks).decode().replace("\n\n", "\n") or "-\n" for chunks in shown]
-    _, renderer = stream_and_renderer(family, of)  # its ids begin with 1
+    chunks_of_steps += [stream.end(figures(request, finishes))] if finishes else []
+    blocks = [events(chunks).decode().replace("\n\n", "\n") or "-\n" for chunks in chunks_of_steps]
+    _, renderer = stream_and_renderer(family, request)  # its ids begin with 1
     if renderer is not None and finishes:
-        blocks.append(calls.whole(renderer, of, *steps).decode() + "\n")
+        blocks.append(calls.whole(renderer, request, *steps).decode() + "\n")
     return "\n".join(blocks)
 
 
@@ -333,9 +326,7 @@ def letters(words: str) -> list[TokenEvent]:
         ),
     ],
 )
-def test_log_probabilities_are_of_calls_and_content(
-    options: dict[str, Any], output: str, scored_part: str
-) -> None:
+def test_only_calls_and_content_have_scores(options: dict[str, Any], output: str, scored_part: str) -> None:
     request = call(logprobs=0, **options)
     (choice,) = json.loads(calls.whole(ChatRenderer(), request, *letters(output)))["choices"]
     assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == scored_part
@@ -345,7 +336,7 @@ def test_log_probabilities_are_of_calls_and_content(
 
 def test_routers_judge_the_answer() -> None:
     thinking = call(thinking=WITHIN)
-    all_events = itertools.chain.from_iterable(told(thinking, letters("a</think>bc")))
+    all_events = itertools.chain.from_iterable(engine_events(thinking, letters("a</think>bc")))
     (judgement,) = judged(thinking, [TimedEvent(event, 0.0) for event in all_events])
     assert len(judgement.logprobs) == 2
     assert not judgement.has_form

@@ -170,15 +170,13 @@ async def test_a_generating_model_ranks_by_yes_or_no(templates: dict[str, Any]) 
 async def test_all_documents_of_a_call_are_submitted_together(served: Served) -> None:
     served.judge_engine.goes_on.clear()
     app = create_api(served.judges, OPTIONS).app
-    async with exchange(
-        app, PATH, {"query": "q", "documents": ["a", "b"]}, {"X-Priority": "batch"}
-    ) as request:
+    async with exchange(app, PATH, {"query": "q", "documents": ["a", "b"]}, {"X-Priority": "batch"}) as call:
         await eventually(lambda: num_live(served.judge_engine) == 2)
         first, second = served.judge_engine.requests()
         assert first.id.removesuffix("0") == second.id.removesuffix("1")
         assert first.id.startswith("rerank-")
         assert first.priority.label == "batch"
-        request.disconnect()
+        call.disconnect()
     assert num_live(served.judge_engine) == 0
 
 
@@ -212,9 +210,7 @@ async def test_texts_are_classified() -> None:
         raw = (await http.post("/classify", json={**body, "use_activation": False})).json()
         single = (await http.post("/classify", json={"model": "one", "input": "abc"})).json()
         refused = error_of(await rerank(http, model="mood"))
-        truncated = await http.post(
-            "/classify", json={"model": "one", "input": "abc", "truncate_prompt_tokens": 3}
-        )
+        cut = await http.post("/classify", json={"model": "one", "input": "abc", "truncate_prompt_tokens": 3})
     numbers = np.array(vector_of([0, *letters("abc"), 1], 3))
     shares = np.exp(numbers) / np.exp(numbers).sum()
     assert (classified["object"], classified["usage"]["prompt_tokens"]) == ("list", 8)
@@ -228,7 +224,7 @@ async def test_texts_are_classified() -> None:
         {"index": 0, "label": "LABEL_0", "probs": [pytest.approx(score)], "num_classes": 1}
     ]
     assert (refused["param"], refused["code"]) == ("model", "wrong_model_kind")
-    assert truncated.json()["usage"]["prompt_tokens"] == 3
+    assert cut.json()["usage"]["prompt_tokens"] == 3
 
 
 async def test_a_document_in_a_template_is_truncated_too(served: Served) -> None:

@@ -68,7 +68,7 @@ def test_a_large_attachment_is_read_without_further_copies(part: dict[str, objec
 
 
 def test_a_turn_with_a_sound_has_no_similar_turns() -> None:
-    """The answer cache compares the texts of turns, which do not differ by their sounds."""
+    """The answer cache compares texts, and turns with different sounds may have the same text."""
     sound, mark = Sound.of(bytes(4 * 16_000)), mark_of(AttachmentKind.SOUND, "a")
     body = {"messages": [user(f"{mark}\nWhat is said?")]}
     params = CHAT.read(json.dumps(body).encode(), lenient=False)
@@ -196,11 +196,9 @@ def test_a_shortened_conversation_has_boundaries_of_its_own() -> None:
     turns = [user("x" * CONTEXT), {"role": "assistant", "content": "y"}]
     messages = [MessageParam(message) for message in [*turns, user("now")]]
     params = CHAT.read(json.dumps({"messages": [user("now")]}).encode(), lenient=False)
-    shortened = msgspec.structs.replace(
-        params, prompt=ConversationParam(messages, "messages", may_forget=True)
-    )
+    short = msgspec.structs.replace(params, prompt=ConversationParam(messages, "messages", may_forget=True))
     chosen = served(FakeEngine()).choose(None, None)
-    call = resolve(shortened, ResolveContext(chosen, STATEFUL_INFO, Caller(), OPTIONS))
+    call = resolve(short, ResolveContext(chosen, STATEFUL_INFO, Caller(), OPTIONS))
     (request,) = call.requests
     assert (request.tokens, request.boundaries) == ((0, 300, *tokens_of("now"), 301), (2, 6))
 

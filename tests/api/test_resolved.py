@@ -114,14 +114,10 @@ class Section:
 
     def _read(self, output: str) -> str:
         """Read an output letter by letter."""
-        of, parts = self._call, list[Part]()
-        letters = (
-            TokenEvent(id=of.requests[0].id, tokens=tokens_of(letter), text=letter) for letter in output
-        )
-        reader = of.reader()
-        for part in (
-            part for events in engine_events(of, letters) for event in events for part in reader.read(event)
-        ):
+        call, parts = self._call, list[Part]()
+        letters = (TokenEvent(id=call.requests[0].id, tokens=tokens_of(char), text=char) for char in output)
+        events = itertools.chain.from_iterable(engine_events(call, letters))
+        for part in itertools.chain.from_iterable(map(call.reader().read, events)):
             if parts and type(part) is type(parts[-1]) and not isinstance(part, CallBegin):
                 part = msgspec.structs.replace(part, text=parts.pop().text + part.text)
             parts.append(part)

@@ -56,7 +56,7 @@ async def serving(engine: FakeEngine, *args: Any, **options: Any) -> AsyncIterat
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(FakeEngine(says="Hello you")) as http_client:
+    async with serving(FakeEngine(text="Hello you")) as http_client:
         yield http_client
 
 
@@ -128,7 +128,7 @@ async def wait_for_end(http: httpx.AsyncClient, response: Json) -> Json:
 
 
 async def test_a_background_response_outlives_its_request() -> None:
-    engine = FakeEngine(says="Hello you", is_held=True)
+    engine = FakeEngine(text="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await create_in_background(http)
         assert response["status"] == "queued"
@@ -141,7 +141,7 @@ async def test_a_background_response_outlives_its_request() -> None:
 
 
 async def test_a_background_response_is_cancelled() -> None:
-    engine = FakeEngine(says="Hello you", is_held=True)
+    engine = FakeEngine(text="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await create_in_background(http)
         path = f"/v1/responses/{response['id']}"
@@ -154,7 +154,7 @@ async def test_a_background_response_is_cancelled() -> None:
 
 
 async def test_a_client_that_leaves_does_not_end_a_background_response() -> None:
-    engine = FakeEngine(says="Hello you", is_held=True)
+    engine = FakeEngine(text="Hello you", is_held=True)
     async with application(engine) as app, client(app) as http:
         response = await create_in_background(http)
         path = f"/v1/responses/{response['id']}"
@@ -170,7 +170,7 @@ async def test_a_client_that_leaves_does_not_end_a_background_response() -> None
 
 async def test_a_response_whose_client_leaves_while_it_is_stored_still_completes(tmp_path: Path) -> None:
     path, has_begun = tmp_path / "jobs.db", threading.Event()
-    engine = FakeEngine(says="Hello you", is_held=True)
+    engine = FakeEngine(text="Hello you", is_held=True)
 
     def note(*args: Any) -> None:
         if args[2] == "BEGIN IMMEDIATE":
@@ -193,7 +193,7 @@ async def test_a_response_whose_client_leaves_while_it_is_stored_still_completes
 
 
 async def test_a_deleted_response_ends() -> None:
-    engine = FakeEngine(says="Hello you", is_held=True)
+    engine = FakeEngine(text="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await create_in_background(http)
         assert (await http.delete(f"/v1/responses/{response['id']}")).status_code == 200
@@ -203,7 +203,7 @@ async def test_a_deleted_response_ends() -> None:
 
 async def test_a_response_of_a_dead_server_has_failed(tmp_path: Path) -> None:
     where = str(tmp_path / "jobs.db")
-    async with serving(FakeEngine(says="Hello"), where) as http:
+    async with serving(FakeEngine(text="Hello"), where) as http:
         response = await wait_for_end(http, await create_in_background(http))
     async with stores_at(where) as stores:
         record = await stores.responses.get("", response["id"])
@@ -217,7 +217,7 @@ async def test_a_response_of_a_dead_server_has_failed(tmp_path: Path) -> None:
             lease_until=1.0,
         )
         await stores.responses.add(abandoned, [])
-    async with serving(FakeEngine(says="Hello"), where) as http:
+    async with serving(FakeEngine(text="Hello"), where) as http:
         shown = (await http.get("/v1/responses/resp_left")).json()
         assert (shown["status"], shown["error"]["code"]) == ("failed", "server_error")
         (last,) = events(await http.get("/v1/responses/resp_left?stream=true&starting_after=7"))
@@ -231,7 +231,7 @@ async def test_a_server_that_ends_leaves_a_failed_response(tmp_path: Path) -> No
     async with serving(engine, where) as http:
         response = await create_in_background(http)
         engine.cancel(response["id"])  # an engine that ends does so too
-    async with serving(FakeEngine(says="Hello"), where) as http:
+    async with serving(FakeEngine(text="Hello"), where) as http:
         assert await status_of(http, response) in ("failed", "cancelled")
 
 

@@ -39,7 +39,7 @@ async def until(socket: Socket, *kinds: str) -> list[Json]:
 
 
 async def test_keepalives_can_be_switched_off() -> None:
-    engine = FakeEngine(says="Hello", is_held=True)
+    engine = FakeEngine(text="Hello", is_held=True)
     async with socket_of(api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0))) as socket:
         socket.send(CREATE)
         await socket.next()
@@ -51,7 +51,7 @@ async def test_keepalives_can_be_switched_off() -> None:
 
 
 async def test_a_waiting_response_sends_keepalives() -> None:
-    engine = FakeEngine(says="Hello", is_held=True)
+    engine = FakeEngine(text="Hello", is_held=True)
     async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
         events = await until(socket, "response.in_progress") + await until(socket, "response.in_progress")
@@ -64,7 +64,7 @@ async def test_a_waiting_response_sends_keepalives() -> None:
 
 @pytest.mark.parametrize("limits", [{"max_socket_requests": 1}, {"max_body_bytes": 250}])
 async def test_waiting_messages_are_limited_in_number_and_size(limits: dict[str, int]) -> None:
-    engine = FakeEngine(says="Hello", is_held=True)
+    engine = FakeEngine(text="Hello", is_held=True)
     app = api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0, **limits))
     async with socket_of(app) as socket:
         socket.send(CREATE)
@@ -79,7 +79,7 @@ async def test_waiting_messages_are_limited_in_number_and_size(limits: dict[str,
 
 
 async def test_a_closed_socket_ends_its_response() -> None:
-    engine = FakeEngine(says="Hello", is_held=True)
+    engine = FakeEngine(text="Hello", is_held=True)
     async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
         await until(socket, "response.in_progress")
@@ -88,7 +88,7 @@ async def test_a_closed_socket_ends_its_response() -> None:
 
 
 async def test_a_cancelled_response_fails() -> None:
-    engine = FakeEngine(says="Hello", is_held=True)
+    engine = FakeEngine(text="Hello", is_held=True)
     async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
         first_events = await until(socket, "response.in_progress")

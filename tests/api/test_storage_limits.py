@@ -46,13 +46,13 @@ async def serving(folder: Path, limits: str, *, disk: Disk | None = None) -> Asy
     """Serve a key `ann` with these limits and a key `bob` without limits."""
     options = JobOptions(model="fake", poll_s=0.05)
     jobs = Jobs(open_database(str(folder / "jobs.db")), options, space=disk or Disk())
-    made = create_api(
-        served(FakeEngine(says="Hello you")), OPTIONS, keys=key_ring(folder, ann=limits, bob=""), jobs=jobs
+    application = create_api(
+        served(FakeEngine(text="Hello you")), OPTIONS, keys=key_ring(folder, ann=limits, bob=""), jobs=jobs
     )
-    running = asyncio.create_task(jobs.run(made.run_row))
-    async with client(made.app) as http:
+    running = asyncio.create_task(jobs.run(application.run_row))
+    async with client(application.app) as http:
         yield http
-    await made.settle()
+    await application.settle()
     await jobs.close()
     await running
 
@@ -208,9 +208,8 @@ async def test_a_part_of_the_disk_stays_free(tmp_path: Path, space: DiskSpace, i
         file = (await upload(http, "ann", lines(1))).json()
         stored = (await respond(http, "ann", 10)).json()
         disk.space = space
-        await http.delete(
-            f"/v1/responses/{stored['id']}", headers=of("ann")
-        )  # a deletion makes the server look at the disk again
+        # A deletion makes the server look at the disk again.
+        await http.delete(f"/v1/responses/{stored['id']}", headers=of("ann"))
         refused = [
             await upload(http, "bob", b"x"),
             await batch(http, "ann", file["id"]),
@@ -232,20 +231,20 @@ async def test_an_upload_must_fit_beside_what_stays_free(tmp_path: Path) -> None
 
 async def test_rows_have_a_limit_of_tokens_of_their_own(tmp_path: Path) -> None:
     keys = key_ring(tmp_path, ann="batch_tokens_per_day = 60\ntokens_per_day = 1000")
-    made = create_api(served(FakeEngine(text="Hello you")), OPTIONS, keys=keys)
+    application = create_api(served(FakeEngine(text="Hello you")), OPTIONS, keys=keys)
 
     def body(max_tokens: int) -> bytes:
         return json.dumps({"messages": MESSAGES, "max_tokens": max_tokens}).encode()
 
-    answers = [await made.run_row(CHAT, body(9), "ann") for _ in range(20)]
+    answers = [await application.run_row(CHAT, body(9), "ann") for _ in range(20)]
     done = [answer for answer in answers if answer.status == 200]
     usage = [json.loads(answer.body)["usage"]["total_tokens"] for answer in done]
     assert 0 < sum(usage) <= 60
     waiting = answers[len(done) :]
     assert waiting
     assert all(answer.pauses and answer.retry_after_s for answer in waiting)
-    never = await made.run_row(CHAT, body(100), "ann")
+    never = await application.run_row(CHAT, body(100), "ann")
     assert (never.status, never.retry_after_s, never.pauses) == (429, None, False)
-    async with client(made.app) as http:
+    async with client(application.app) as http:
         interactive = await http.post(CHAT, content=body(9), headers=of("ann"))
         assert interactive.status_code == 200

@@ -113,17 +113,12 @@ def read(reader: PartsReader, pieces: list[str]) -> tuple[str, str, list[tuple[s
 @BOTH
 @pytest.mark.parametrize("form", ONE)
 def test_the_grammar_accepts_only_calls_of_its_family(form: str, follower: Follower) -> None:
-    single, text = ONE[form], "<|channel|>final<|message|>Hello." if form == "harmony" else "Hello."
-    wrong_texts = (
-        single.replace("weather", "whether"),
-        single.replace("3", "9"),
-        single[:-1],
-        f"{single} and more",
-    )
+    good, text = ONE[form], "<|channel|>final<|message|>Hello." if form == "harmony" else "Hello."
+    wrong = (good.replace("weather", "whether"), good.replace("3", "9"), good[:-1], f"{good} and more")
     for choice in ("auto", "required"):
         call = resolve(form, follower, tool_choice=choice)
-        assert accepts(call, follower, single)
-        assert not any(accepts(call, follower, wrong_text) for wrong_text in wrong_texts)
+        assert accepts(call, follower, good)
+        assert not any(accepts(call, follower, wrong_text) for wrong_text in wrong)
         assert accepts(call, follower, text) is (choice == "auto")
         if form in TWO:
             sequential = resolve(form, follower, tool_choice=choice, parallel_tool_calls=False)

@@ -162,7 +162,7 @@ def last_prompt(engine: FakeEngine) -> str:
 
 
 async def test_fields_of_the_form_are_in_the_request() -> None:
-    engine = FakeEngine(HEARING, says="Yes.")
+    engine = FakeEngine(HEARING, text="Yes.")
     fields = [
         ("prompt", "Ada and Grace"),
         ("keywords[]", "GGUF"),
@@ -184,7 +184,7 @@ async def test_fields_of_the_form_are_in_the_request() -> None:
 
 
 async def test_a_model_trained_with_other_instructions_gets_them() -> None:
-    engine = FakeEngine(msgspec.structs.replace(HEARING, architecture="lfm2"), says="Yes.")
+    engine = FakeEngine(msgspec.structs.replace(HEARING, architecture="lfm2"), text="Yes.")
     async with client(hearing(engine)) as http:
         await send(http, TRANSCRIPTIONS, FILES["ogg"], ("language", "en"))
         assert "Perform ASR." in last_prompt(engine)
@@ -242,9 +242,7 @@ async def test_a_server_without_a_hearing_model_refuses_recordings() -> None:
     assert error_of(answer)["message"] == "The model 'fake' cannot hear. No model of this server can."
 
 
-async def test_a_cancelled_or_late_request_ends_all_pieces(
-    engine: FakeEngine, http: httpx.AsyncClient
-) -> None:
+async def test_leaving_and_timeouts_end_all_pieces(engine: FakeEngine, http: httpx.AsyncClient) -> None:
     engine.goes_on.clear()
     task = asyncio.create_task(send(http))
     await eventually(lambda: len(engine.requests()) == 2)
@@ -371,9 +369,8 @@ def test_languages_are_named_as_clients_name_them(fields: Form, languages: objec
 HOUR = tuple(Sound.of(np.full(160, number / 200, "<f4").tobytes()) for number in range(121))
 
 
-async def test_an_hour_of_recording_is_one_request_with_progress() -> None:
+async def test_an_hour_of_recording_is_one_request_with_progress(engine: FakeEngine) -> None:
     """The pieces are short here because only their number matters."""
-    engine = FakeEngine(HEARING, says=" Hello there. ")
     async with client(hearing(engine, pieces=HOUR)) as http:
         whole = await send(http, TRANSCRIPTIONS, LONG, ("response_format", "verbose_json"))
         assert whole.status_code == 200, whole.text
@@ -387,8 +384,9 @@ async def test_an_hour_of_recording_is_one_request_with_progress() -> None:
         assert not any("recording_progress" in event for event in events(silent))
 
 
-async def test_a_client_that_leaves_in_the_middle_of_an_hour_frees_all_pieces(tmp_path: Path) -> None:
-    engine = FakeEngine(HEARING, says=" Hello there. ")
+async def test_a_client_that_leaves_in_the_middle_of_an_hour_frees_all_pieces(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
     engine.goes_on.clear()
     keys = key_ring(tmp_path, ada="requests_per_minute = 3")
     async with client(hearing(engine, pieces=HOUR, keys=keys)) as http:

@@ -31,7 +31,7 @@ KEYS = {"ann": "", "bob": "", "root": "admin = true", "scraper": 'scopes = ["met
 CHAT = "/v1/chat/completions"
 
 
-class UsageServer:
+class Server:
     def __init__(self, engine: Engine, folder: Path, telemetry: Telemetry) -> None:
         self.jobs = Jobs(open_database(str(folder / "jobs.db")), JobOptions(model="fake"))
         options = msgspec.structs.replace(OPTIONS, prices={"fake": Price(input=1e6, cached=0.0, output=1e6)})
@@ -51,29 +51,25 @@ class UsageServer:
 
 
 @asynccontextmanager
-async def usage_server(
-    engine: Engine, folder: Path, telemetry: Telemetry | None = None
-) -> AsyncIterator[UsageServer]:
-    server = UsageServer(engine, folder, telemetry or Telemetry.new(model="fake"))
+async def serving(engine: Engine, folder: Path, telemetry: Telemetry | None = None) -> AsyncIterator[Server]:
+    server = Server(engine, folder, telemetry or Telemetry.new(model="fake"))
     yield server
     await server.jobs.close()
 
 
 async def test_rows_of_batches_count_for_their_key_and_have_a_price(tmp_path: Path) -> None:
     row = b'{"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}'
-    async with usage_server(FakeEngine(), tmp_path) as server:
+    async with serving(FakeEngine(), tmp_path) as server:
         assert (await server.run_row(CHAT, row, "bob")).status == 200
         usage = await server.usage()
-    (row_usage,) = usage["data"]
-    assert (row_usage["key"], row_usage["requests"], row_usage["output_tokens"]) == ("bob", 1, 8)
-    assert (
-        usage["total"]["cost"] == row_usage["cost"] == row_usage["input_tokens"] + row_usage["output_tokens"]
-    )
+    (entry,) = usage["data"]
+    assert (entry["key"], entry["requests"], entry["output_tokens"]) == ("bob", 1, 8)
+    assert usage["total"]["cost"] == entry["cost"] == entry["input_tokens"] + entry["output_tokens"]
 
 
 async def test_abandoned_calls_count_no_tokens(tmp_path: Path) -> None:
     engine = FakeEngine(is_held=True)
-    async with usage_server(engine, tmp_path) as server:
+    async with serving(engine, tmp_path) as server:
         async with exchange(server.app, CHAT, {"messages": MESSAGES}, headers=of("ann")) as leaving:
             await eventually(lambda: bool(engine.requests()))
             leaving.disconnect()
@@ -83,7 +79,7 @@ async def test_abandoned_calls_count_no_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["key", "key,model", "day,key"])
 async def test_a_page_may_begin_after_a_key_without_a_name(tmp_path: Path, by: str) -> None:
-    async with usage_server(FakeEngine(), tmp_path) as server:
+    async with serving(FakeEngine(), tmp_path) as server:
         server.jobs.usage.add("", "fake", Amounts(requests=1))
         server.jobs.usage.add("Zoe", "fake", Amounts(requests=1))
         query = {"limit": "1", "order": "asc", "group_by": by}
@@ -97,7 +93,7 @@ async def test_cpu_seconds_are_shared_among_keys_and_exported_to_prometheus(tmp_
     telemetry = Telemetry.new(model="fake")
     async with (
         running(new_engine(observer=ModelTelemetry(telemetry, "fake"))) as engine,
-        usage_server(engine, tmp_path, telemetry) as server,
+        serving(engine, tmp_path, telemetry) as server,
     ):
         async with server.client_of("ann") as http:
             await chat(http, max_tokens=30)

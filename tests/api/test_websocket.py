@@ -91,9 +91,7 @@ async def test_a_taken_name_is_refused_and_its_owner_continues(held: FakeEngine,
 
 
 @pytest.mark.parametrize("name", [lambda chunk: "a", lambda chunk: chunk["id"]])
-async def test_one_request_is_cancelled_and_others_continue(
-    engine: FakeEngine, socket: Socket, name: Callable[[Json], str]
-) -> None:
+async def test_cancelling_a_request(engine: FakeEngine, socket: Socket, name: Callable[[Json], str]) -> None:
     socket.send({**LONG, "request_id": "a"})
     chunk = await socket.next()
     engine.goes_on.clear()
@@ -213,8 +211,8 @@ async def test_each_request_counts_against_its_keys_limits(engine: FakeEngine, t
         answer, first = await socket.answer("a")
         socket.ask("b")
         second = (await socket.answer("b"))[-1]
-        left = [end["headers"]["x-ratelimit-remaining-requests"] for end in (first, second)]
-        assert left == ["1", "0"]
+        remaining = [end["headers"]["x-ratelimit-remaining-requests"] for end in (first, second)]
+        assert remaining == ["1", "0"]
         used = answer["usage"]["total_tokens"]
         assert int(second["headers"]["x-ratelimit-remaining-tokens"]) <= 1000 - used
         socket.ask("c")

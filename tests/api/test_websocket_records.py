@@ -36,9 +36,8 @@ class Recorder:
     async def handshake(self) -> list[str]:
         message = await self._socket.from_app.get()
         if message["type"] == "websocket.accept":
-            return [
-                self._shown({**message, "headers": [[*map(bytes.decode, one)] for one in message["headers"]]})
-            ]
+            headers = [[*map(bytes.decode, header)] for header in message["headers"]]
+            return [self._shown({**message, "headers": headers})]
         body = await self._socket.from_app.get()
         return [f"    {message['status']} {json.dumps(json.loads(body['body']))}"]
 
@@ -65,13 +64,11 @@ async def test_messages_are_answered_as_recorded(tmp_path: Path, name: str) -> N
     sections = []
     for section in (FOLDER / f"{name}.txt").read_text("utf-8").split("\n\n## "):
         lines = [line for line in section.split("\n") if line and not line.startswith("    ")]
-        record, settings = lines[:2], json.loads(lines[1])
-        keys = KeyRing() if "keys" not in settings else key_ring(tmp_path, **settings.pop("keys"))
-        connection = {
-            field: settings.pop(field) for field in ("path", "headers", "subprotocols") if field in settings
-        }
-        options = msgspec.structs.replace(OPTIONS, keep_alive_s=0, **settings)
-        app = locked_api(FakeEngine(says="Hi"), keys, options=options)
+        record, config = lines[:2], json.loads(lines[1])
+        keys = KeyRing() if "keys" not in config else key_ring(tmp_path, **config.pop("keys"))
+        connection = {key: config.pop(key) for key in ("path", "headers", "subprotocols") if key in config}
+        options = msgspec.structs.replace(OPTIONS, keep_alive_s=0, **config)
+        app = locked_api(FakeEngine(text="Hi"), keys, options=options)
         async with connected(app, **connection) as socket:
             recorder = Recorder(socket)
             record += await recorder.handshake()

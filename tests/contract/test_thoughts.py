@@ -48,8 +48,8 @@ def test_the_answer_begins_behind_the_mark(
 
 @given(st.sampled_from([WITHIN, BEFORE]), st.text("<t>/ a", max_size=14), st.sets(st.integers(0, 14)))
 def test_the_split_into_tokens_changes_nothing(thinking: Thinking, text: str, cuts: set[int]) -> None:
-    places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
-    pieces = [text[start:end].encode() for start, end in pairwise(places)]
+    boundaries = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    pieces = [text[start:end].encode() for start, end in pairwise(boundaries)]
     assert answer(follow(thinking), pieces) == answer(follow(thinking), [text.encode()])
 
 

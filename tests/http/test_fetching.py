@@ -121,7 +121,7 @@ PAUSE_S = 0.05
 
 
 def _serve() -> int:
-    """Start a server that replies as the path says. Return its port."""
+    """Start a server whose reply depends on the path. Return its port."""
     listening = socket.create_server((ADDRESS, 0))
 
     def answer(client: socket.socket) -> None:

@@ -30,6 +30,7 @@ from tests.waiting import DEADLINE_S
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 TYPE = "invalid_type"
+TEXT_ONLY = "only parts of type 'text' are supported"
 LONG_NOTE: dict[str, object] = {"metadata": {"k": "v" * 513}}
 
 
@@ -178,11 +179,7 @@ def test_a_wrong_value_is_named_with_its_path(
         ("input_audio", "it contains no audio", ""),
         ("image_url", "it contains no image", ""),
         ("file", "it contains no file", ""),
-        (
-            "video_url",
-            "this model has no vision and cannot see videos",
-            "only parts of type 'text' are supported",
-        ),
+        ("video_url", "this model has no vision and cannot see videos", TEXT_ONLY),
         (
             "hologram",
             "content of type 'hologram' is not supported",
@@ -215,7 +212,7 @@ def test_a_picture_has_a_refusal_or_a_text_for_models_without_vision() -> None:
     lack, place = "this model has no vision and cannot see images", "messages[2].content[0]"
     earlier, latest = message_attachments(body.messages)
     assert (earlier.refusal, earlier.lack, earlier.at) == (None, lack, "messages[0].content[0]")
-    refusal = f"Invalid value for '{place}.type': {lack}; only parts of type 'text' are supported."
+    refusal = f"Invalid value for '{place}.type': {lack}; {TEXT_ONLY}."
     assert (latest.refusal, latest.refused_at, latest.at) == (refusal, f"{place}.type", place)
 
 

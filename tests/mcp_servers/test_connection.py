@@ -99,7 +99,7 @@ for line in sys.stdin:
 """
 
 
-def script_options(script: str = CHILD, **fields: object) -> McpServerOptions:
+def stdio(script: str = CHILD, **fields: object) -> McpServerOptions:
     return McpServerOptions(command=(sys.executable, "-I", "-S", "-c", script), **fields)  # type: ignore[arg-type]
 
 
@@ -126,7 +126,7 @@ def children() -> list[psutil.Process]:
     ("tool", "why"), [("die", "it has ended (exit_3)"), ("flood", FLOODED), ("chatter", FLOODED)]
 )
 async def test_a_server_that_breaks_is_started_again(tool: str, why: str) -> None:
-    async with connection(script_options()) as server:
+    async with connection(stdio()) as server:
         assert (await server.call(tool, {})).text == why
         assert (server.status().state, server.status().error) == (McpServerState.FAILED, why)
         if tool == "die":
@@ -137,16 +137,14 @@ async def test_a_server_that_breaks_is_started_again(tool: str, why: str) -> Non
 
 
 async def test_a_list_of_tools_that_is_too_long_is_named_as_the_reason() -> None:
-    async with connection(
-        script_options(CHILD.replace("names = [", "names = ['again'] * 200_000 + ["))
-    ) as server:
+    async with connection(stdio(CHILD.replace("names = [", "names = ['again'] * 200_000 + ["))) as server:
         with pytest.raises(McpUnavailable) as refusal:
             await server.tools()
         assert (str(refusal.value), server.status().error) == (FLOODED, FLOODED)
 
 
 async def test_a_server_that_hangs_is_started_again() -> None:
-    async with connection(script_options(), McpLimits(seconds=3)) as server:
+    async with connection(stdio(), McpLimits(seconds=3)) as server:
         await server.tools()
         (before,) = children()
         beside = asyncio.create_task(server.call("fine", {}))
@@ -158,7 +156,7 @@ async def test_a_server_that_hangs_is_started_again() -> None:
 
 
 async def test_an_invalid_or_huge_result_fails_its_call_only() -> None:
-    async with connection(script_options()) as server:
+    async with connection(stdio()) as server:
         assert (await server.call("nonsense", {})).text == "its answer is not a result"
         assert (await server.call("fine", {"size": 2000})).text == "the result has more than 1000 bytes"
         assert (await server.call("fine", {})).text == "fine"
@@ -167,7 +165,7 @@ async def test_an_invalid_or_huge_result_fails_its_call_only() -> None:
 
 @pytest.mark.parametrize("tool", ["word", "bytes", "number", "nested"])
 async def test_a_reply_that_cannot_be_read_fails_its_call_at_once(tool: str) -> None:
-    async with connection(script_options(), McpLimits(seconds=WHOLE_S)) as server:
+    async with connection(stdio(), McpLimits(seconds=WHOLE_S)) as server:
         await server.tools()
         (child,) = children()
         for _ in range(2):
@@ -179,7 +177,7 @@ async def test_a_reply_that_cannot_be_read_fails_its_call_at_once(tool: str) -> 
 
 @pytest.mark.parametrize(("tool", "why"), [("abyss", UNREADABLE), ("dense", DENSE), ("dense text", DENSE)])
 async def test_a_reply_that_would_cost_the_event_loop_too_much_ends_its_server(tool: str, why: str) -> None:
-    async with connection(script_options(), McpLimits(seconds=WHOLE_S, result_bytes=1000)) as server:
+    async with connection(stdio(), McpLimits(seconds=WHOLE_S, result_bytes=1000)) as server:
         await server.tools()
         assert (await server.call(tool, {})).text == why
         assert (server.status().state, server.status().error) == (McpServerState.FAILED, why)
@@ -188,7 +186,7 @@ async def test_a_reply_that_would_cost_the_event_loop_too_much_ends_its_server(t
 
 async def test_a_child_gets_only_the_listed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCS_API_KEY", "secret")
-    async with connection(script_options(env={"OWN": "7"}), McpLimits(seconds=20)) as server:
+    async with connection(stdio(env={"OWN": "7"}), McpLimits(seconds=20)) as server:
         variables = (await server.call("variables", {})).text
         assert '"OWN": "7"' in variables
         assert '"PATH"' in variables
@@ -197,7 +195,7 @@ async def test_a_child_gets_only_the_listed_environment(monkeypatch: pytest.Monk
 
 async def test_the_log_has_a_limited_number_of_lines_of_a_child(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with connection(script_options()) as server:
+    async with connection(stdio()) as server:
         await server.call("die", {})
     messages = [record.getMessage() for record in caplog.records]
     assert messages.count("MCP server raw: goodbye") == 20
@@ -207,12 +205,8 @@ async def test_the_log_has_a_limited_number_of_lines_of_a_child(caplog: pytest.L
     ("options", "seconds", "reason"),
     [
         (McpServerOptions(command=("/nowhere/at-all",)), 20, "it has ended (exit_1)"),
-        (script_options("import sys; sys.exit(4)"), 20, "it has ended (exit_4)"),
-        (
-            script_options("print('{}'); input(); input()"),
-            0.5,
-            "it has not listed its tools within 0.5 seconds",
-        ),
+        (stdio("import sys; sys.exit(4)"), 20, "it has ended (exit_4)"),
+        (stdio("print('{}'); input(); input()"), 0.5, "it has not listed its tools within 0.5 seconds"),
         (McpServerOptions(url="http://127.0.0.1:9/"), 20, "All connection attempts failed"),
     ],
 )
@@ -232,7 +226,7 @@ HALVES = r'"a \ud83d b \ud83c\udf88 \\ud83d \uDF88"'
 
 
 async def test_a_text_with_half_a_surrogate_pair_is_read() -> None:
-    async with connection(script_options()) as server:
+    async with connection(stdio()) as server:
         assert (await server.call("halves", {})).text == "a \ufffd b 🎈 \\ud83d \ufffd"
 
 
@@ -252,7 +246,7 @@ RESULT = b'{"jsonrpc": "2.0", "id": 1, "result": %b}'
 
 
 @pytest.mark.parametrize(
-    ("headers", "body", "why"),
+    ("headers", "body", "reason"),
     [
         (f"{JSON_TYPE}\r\ncontent-encoding: gzip", b"\x1f\x8b", None),
         (JSON_TYPE, b"[" + b"1," * (10 << 20) + b"1]", None),
@@ -264,7 +258,7 @@ RESULT = b'{"jsonrpc": "2.0", "id": 1, "result": %b}'
         (JSON_TYPE, b"no JSON \x1b[31m", UNREADABLE),
     ],
 )
-async def test_replies_over_http_have_bounds_too(headers: str, body: bytes, why: str | None) -> None:
+async def test_replies_over_http_have_bounds_too(headers: str, body: bytes, reason: str | None) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(f"HTTP/1.1 200 OK\r\n{headers}\r\nconnection: close\r\n\r\n".encode() + body)
@@ -273,13 +267,11 @@ async def test_replies_over_http_have_bounds_too(headers: str, body: bytes, why:
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1]
         async with connection(McpServerOptions(url=f"http://127.0.0.1:{port}/"), LIMITS) as server:
-            with pytest.raises(McpUnavailable, match=why):
+            with pytest.raises(McpUnavailable, match=reason):
                 await server.tools()
 
 
-def test_without_the_package_an_error_names_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp.client", None)
     with pytest.raises(StartupError, match=r"need: .*python\S* -m pip install 'mcp[^']*'$"):
         ConfiguredServers({}, LIMITS, allowed_hosts=["*"])
