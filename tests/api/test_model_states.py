@@ -107,7 +107,7 @@ class Answers(NamedTuple):
     facts: int = 200
     loads: int = 200
     waits: bool = False
-    """True if generations and loads wait for the door."""
+    """True if generations and loads wait for the gate."""
 
 
 STATES = {
@@ -133,11 +133,11 @@ class Observer:
 
 
 class Models:
-    """Models that generate, embed and rerank, in one state. They load when the door is open."""
+    """Models that generate, embed and rerank, in one state. They load when the gate is open."""
 
     def __init__(self, folder: Path, state: str) -> None:
         self.state = state
-        self.door = Gate(folder / "door")
+        self.gate = Gate(folder / "gate")
         self.keeper = ModelKeeper(MemoryBudget(100), Observer(), clock=Clock())
         self.entries: dict[str, KeeperEntry] = {}
         self.engines: list[EngineClient] = []
@@ -147,7 +147,7 @@ class Models:
         info, is_first = INFOS.get(name, FAKE_INFO), self.state == "loading at first"
         fails = (f"fail={REASON}",) if self.state in ("failed", "unreadable") else ()
         supervisor = Supervisor(
-            (*COMMAND, *FLAGS.get(name, ()), *fails, self.door.loads),
+            (*COMMAND, *FLAGS.get(name, ()), *fails, self.gate.loads),
             EngineOptions(model_path="", max_seqs=32, kv_tokens=4096, calibrate="never"),
             clock=Clock(),
             begins_asleep=not is_first,
@@ -192,7 +192,7 @@ class Models:
     async def settle(self) -> None:
         """Bring the models into the state."""
         if self.state in ("asleep", "loading", "loading at first"):
-            self.door.close()
+            self.gate.close()
         if self.state in ("loading", "ready", "restarting", "failed", "draining"):
             for engine in self.engines:
                 engine.residency.wake()
@@ -205,7 +205,7 @@ class Models:
 
     async def _settle(self, engine: EngineClient) -> None:
         if self.state == "restarting":
-            self.door.close()
+            self.gate.close()
             assert engine.engine_pid is not None
             os.kill(engine.engine_pid, signal.SIGKILL)
             await eventually(lambda: engine.state is EngineState.RESTARTING)
@@ -224,7 +224,7 @@ async def running_models(folder: Path, state: str) -> AsyncIterator[Models]:
         await models.settle()
         yield models
     finally:
-        models.door.open()
+        models.gate.open()
         keeping.cancel()
         await asyncio.gather(*(engine.close() for engine in models.engines))
         await asyncio.wait([*tasks, keeping])
@@ -279,7 +279,7 @@ async def test_a_route_answers_waits_or_gives_a_reason(state: str, tmp_path: Pat
             await eventually(lambda: sum(len(engine.requests()) for engine in models.engines) == num_computed)
             patient = waiting if num_computed else LOADS
             assert [name for name, task in tasks.items() if name in patient and task.done()] == []
-            models.door.open()
+            models.gate.open()
         for name, task in tasks.items():
             answer, status = await task, expected.loads if name in LOADS else expected.computed
             if name == "POST /v1/generate/batch" and status != 200:  # it has an error for each prompt

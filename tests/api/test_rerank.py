@@ -43,7 +43,7 @@ def letters(text: str) -> list[int]:
 
 
 def judge(engine: FakeEngine, *, own: str | None = RERANK_TEMPLATE, chat: str | None = None) -> ServedModel:
-    """Build a generating model whose template wants yes or no."""
+    """Build a generating model that answers yes or no."""
     template = ChatTemplate(chat, bos_text="<s>", eos_text="</s>") if chat else None
     return model_read_here(
         names=("judge",),

@@ -90,7 +90,7 @@ def costly(number: int) -> dict[str, object]:
 
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_tools_of_a_call_have_one_budget(times: int) -> None:
-    """Remembered schemas count too, so that all servers agree. Once takes as long as all other tests here."""
+    """Remembered schemas count too, so that servers agree. One time takes as long as the other tests."""
     tools = [costly(number) for number in range(40)]
     info = msgspec.structs.replace(FAKE_INFO, context_trained=10**6, kv_tokens=10**6)
     params = set()

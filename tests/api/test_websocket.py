@@ -28,7 +28,7 @@ LONG = {**CHAT_BODY, "max_tokens": 2000, "ignore_eos": True}
 
 
 @pytest.fixture
-async def held(engine: FakeEngine) -> FakeEngine:
+async def held_engine(engine: FakeEngine) -> FakeEngine:
     """Engine that generates nothing until the test releases it."""
     engine.goes_on.clear()
     return engine
@@ -81,12 +81,12 @@ async def test_many_requests_at_once_each_get_their_own(socket: Socket, http: ht
         assert len({message["id"] for message in answer[:-1]}) == 1
 
 
-async def test_a_taken_name_is_refused_and_its_owner_continues(held: FakeEngine, socket: Socket) -> None:
+async def test_a_name_in_use_is_refused(held_engine: FakeEngine, socket: Socket) -> None:
     socket.ask("a")
     socket.ask("a")
     refusal = await socket.next()
     assert (refusal["request_id"], refusal["status"], refusal["error"]["param"]) == (None, 400, "request_id")
-    held.goes_on.set()
+    held_engine.goes_on.set()
     assert (await socket.answer("a"))[-1]["done"]
 
 
@@ -128,23 +128,23 @@ async def test_a_waiting_stream_gets_its_place_before_its_first_chunk() -> None:
     assert [message.get("object") for message in messages["whole"]] == ["chat.completion", None]
 
 
-async def test_a_request_can_be_cancelled_before_it_is_submitted(held: FakeEngine, socket: Socket) -> None:
+async def test_a_request_is_cancelled_before_it_is_submitted(held_engine: FakeEngine, socket: Socket) -> None:
     """The body is long enough to be read in a thread."""
     socket.ask("a", metadata={f"k{i}": "x" * 500 for i in range(16)})
     socket.send({"cancel": "a"})
     assert (await socket.answer("a"))[-1]["error"]["code"] == "request_cancelled"
-    await eventually(lambda: num_live(held) == 0)
+    await eventually(lambda: num_live(held_engine) == 0)
 
 
-async def test_a_closed_socket_ends_all_its_requests(held: FakeEngine, app: Starlette) -> None:
+async def test_a_closed_socket_ends_all_its_requests(held_engine: FakeEngine, app: Starlette) -> None:
     async with opened(app) as socket:
         for index in range(5):
             socket.ask(str(index))
-        await eventually(lambda: num_live(held) == 5)
-    assert num_live(held) == 0
+        await eventually(lambda: num_live(held_engine) == 5)
+    assert num_live(held_engine) == 0
 
 
-@pytest.mark.usefixtures("held")
+@pytest.mark.usefixtures("held_engine")
 async def test_a_request_ends_at_its_timeout(socket: Socket) -> None:
     socket.ask("a", timeout=0.05)
     end = (await socket.answer("a"))[-1]
@@ -152,8 +152,8 @@ async def test_a_request_ends_at_its_timeout(socket: Socket) -> None:
     assert end["headers"]["x-should-retry"] == "false"
 
 
-async def test_requests_at_once_are_limited(held: FakeEngine) -> None:
-    async with opened(api(held, msgspec.structs.replace(OPTIONS, max_socket_requests=2))) as socket:
+async def test_requests_at_once_are_limited(held_engine: FakeEngine) -> None:
+    async with opened(api(held_engine, msgspec.structs.replace(OPTIONS, max_socket_requests=2))) as socket:
         for name in ("a", "b", "c"):
             socket.ask(name)
         message = await socket.next()
@@ -185,12 +185,12 @@ async def test_the_buffer_for_a_slow_reader_is_limited() -> None:
 
 
 @pytest.mark.parametrize("header", ["batch", "interactive"])
-async def test_the_handshake_has_a_priority(held: FakeEngine, app: Starlette, header: str) -> None:
+async def test_the_handshake_has_a_priority(held_engine: FakeEngine, app: Starlette, header: str) -> None:
     async with opened(app, headers={"X-Priority": header}) as socket:
         socket.ask("default")
         socket.ask("named", priority="batch")
-        await eventually(lambda: num_live(held) == 2)
-        assert sorted(r.priority.label for r in held.requests()) == sorted([header, "batch"])
+        await eventually(lambda: num_live(held_engine) == 2)
+        assert sorted(r.priority.label for r in held_engine.requests()) == sorted([header, "batch"])
 
 
 async def test_a_header_of_the_handshake_turns_on_progress_for_all_requests(process: EngineClient) -> None:
@@ -224,10 +224,12 @@ async def test_each_request_counts_against_its_keys_limits(engine: FakeEngine, t
         assert again.status_code == 429
 
 
-async def test_the_rights_of_a_key_are_checked_for_each_request(held: FakeEngine, tmp_path: Path) -> None:
+async def test_each_request_is_checked_against_the_current_key(
+    held_engine: FakeEngine, tmp_path: Path
+) -> None:
     """Running requests continue."""
     ring = key_ring(tmp_path, s3cret="")
-    async with opened(locked_api(held, ring), headers=of("s3cret")) as socket:
+    async with opened(locked_api(held_engine, ring), headers=of("s3cret")) as socket:
 
         async def refusal(name: str, **fields: object) -> object:
             socket.ask(name, **fields)
@@ -235,13 +237,13 @@ async def test_the_rights_of_a_key_are_checked_for_each_request(held: FakeEngine
             return refused["error"]["code"]
 
         socket.ask("before")
-        await eventually(lambda: num_live(held) == 1)
+        await eventually(lambda: num_live(held_engine) == 1)
         key_ring(tmp_path, s3cret='priority = "batch"\nmodels = ["team/fake"]\nrequests_per_minute = 2')
         ring.reload()
         assert await refusal("hidden", model="fake") == "model_not_found"
         socket.ask("lowered")
-        await eventually(lambda: num_live(held) == 2)
-        assert [live.priority.label for live in held.requests()] == ["interactive", "batch"]
+        await eventually(lambda: num_live(held_engine) == 2)
+        assert [live.priority.label for live in held_engine.requests()] == ["interactive", "batch"]
         assert await refusal("limited") == "rate_limit_exceeded"
         key_ring(tmp_path, s3cret='scopes = ["metrics"]')
         ring.reload()
@@ -249,6 +251,6 @@ async def test_the_rights_of_a_key_are_checked_for_each_request(held: FakeEngine
         key_ring(tmp_path, other="")
         ring.reload()
         assert await refusal("gone") == "invalid_api_key"
-        held.goes_on.set()
+        held_engine.goes_on.set()
         ends = await socket.until_end("before", "lowered")
         assert all(messages[-1]["done"] for messages in ends.values())

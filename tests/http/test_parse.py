@@ -174,7 +174,7 @@ def test_a_wrong_value_is_named_with_its_path(
 
 
 @pytest.mark.parametrize(
-    ("kind", "lack", "taken"),
+    ("kind", "lack", "supported"),
     [
         ("input_audio", "it contains no audio", ""),
         ("image_url", "it contains no image", ""),
@@ -187,7 +187,7 @@ def test_a_wrong_value_is_named_with_its_path(
         ),
     ],
 )
-def test_parts_other_than_text_are_refused_with_a_reason(kind: str, lack: str, taken: str) -> None:
+def test_parts_other_than_text_are_refused_with_a_reason(kind: str, lack: str, supported: str) -> None:
     parts = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: {}}]
     question = {"role": "user", "content": parts}
     body, _ = parse(ChatBody, chat(messages=[*MESSAGES, question]), lenient=False)
@@ -196,7 +196,7 @@ def test_parts_other_than_text_are_refused_with_a_reason(kind: str, lack: str, t
     error = caught.value
     param = "messages[1].content[1].type"
     assert (error.param, error.code) == (param, "unsupported_content")
-    assert str(error) == f"Invalid value for '{param}': {lack}{taken and f'; {taken}'}."
+    assert str(error) == f"Invalid value for '{param}': {lack}{supported and f'; {supported}'}."
     earlier, _ = parse(ChatBody, chat(messages=[question, *MESSAGES]), lenient=False)
     assert unsupported_parts(earlier.messages) == [f"messages[0].content[1] ({kind})"]
     (first_message, _) = checked_messages(earlier.messages)
