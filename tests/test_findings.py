@@ -27,9 +27,9 @@ FINDINGS = {
         "api/exchanges/empty_inputs.txt::POST /embedding",
     ),
     "D4 a state that is not the one that is meant": (
-        "api/test_model_states.py::test_a_route_answers_waits_or_says_why_not",
-        "api/test_model_states.py::test_sockets_and_rows_of_batches_say_the_same",
-        "api/test_model_states.py::test_unloading_ends_what_loads_and_is_nothing_for_what_is_away",
+        "api/test_model_states.py::test_a_route_answers_waits_or_gives_a_reason",
+        "api/test_model_states.py::test_sockets_and_rows_of_batches_have_the_same_status",
+        "api/test_model_states.py::test_unloading_ends_a_load_and_ignores_an_unloaded_model",
         "e2e/test_model_states.py::test_a_sleeping_model_wakes_and_a_loading_one_is_waited_for",
         "e2e/test_model_states.py::test_a_restarting_engine_is_waited_for",
         "e2e/test_model_states.py::test_files_that_cannot_be_read_or_are_removed_are_named",
@@ -40,7 +40,7 @@ FINDINGS = {
         "jobs/test_stores.py::test_the_lease_of_another_machine_runs_out_unless_it_is_renewed",
     ),
     "D6 the less likely of two alternatives is told (each token is the chosen one once)": (
-        "api/test_rendering.py::test_of_tokens_with_one_text_the_likeliest_counts",
+        "api/test_rendering.py::test_the_likeliest_of_several_tokens_with_one_text_counts",
     ),
     "D7 a process ends while it starts (its load, its measurement, its imports)": (
         "engine_client/test_sleeping.py::test_a_model_that_is_unloaded_while_it_loads_ends_without_a_traceback",

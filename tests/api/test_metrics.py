@@ -1,4 +1,4 @@
-"""`/metrics` and `/v1/stats`: every request once, whatever becomes of it."""
+"""`/metrics` and `/v1/stats` count every request once, however it ends."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ CHAT = "/v1/chat/completions"
 REQUESTS = "ocs_requests_total"
 
 
-async def counted(http: httpx.AsyncClient) -> list[dict[str, str]]:
-    """All that was asked, but for the asking itself."""
-    found = (await page(http)).series(REQUESTS)
-    return [labels for labels in found if labels["route"] != "/metrics"]
+async def counted_labels(http: httpx.AsyncClient) -> list[dict[str, str]]:
+    """Labels of all requests except those for `/metrics` itself."""
+    series = (await page(http)).series(REQUESTS)
+    return [labels for labels in series if labels["route"] != "/metrics"]
 
 
-async def test_each_request_is_counted_once_under_what_became_of_it() -> None:
-    async with observed_server() as one:
-        await chat(one.http)
-        await chat(one.http, stream=True, service_tier="flex")
-        await complete(one.http, prompt=["a", "b"])
-        await chat(one.http, temperature=9)
-        await one.http.get("/v1/models/nobody")
-        await one.http.get(CHAT)
-        await one.http.get("/nowhere")
-        await one.http.get("/health")
+async def test_each_request_is_counted_once_under_its_outcome() -> None:
+    async with observed_server() as server:
+        await chat(server.http)
+        await chat(server.http, stream=True, service_tier="flex")
+        await complete(server.http, prompt=["a", "b"])
+        await chat(server.http, temperature=9)
+        await server.http.get("/v1/models/nobody")
+        await server.http.get(CHAT)
+        await server.http.get("/nowhere")
+        await server.http.get("/health")
         keys = ("method", "route", "priority", "status")
-        found = await counted(one.http)
-        assert {labels["origin"] for labels in found} == {"http"}
-        assert sorted(tuple(labels[key] for key in keys) for labels in found) == [
+        labels_of_requests = await counted_labels(server.http)
+        assert {labels["origin"] for labels in labels_of_requests} == {"http"}
+        assert sorted(tuple(labels[key] for key in keys) for labels in labels_of_requests) == [
             ("GET", "/health", "none", "200"),
             ("GET", CHAT, "none", "405"),
             ("GET", "/v1/models/{id}", "none", "404"),
@@ -59,7 +59,7 @@ async def test_each_request_is_counted_once_under_what_became_of_it() -> None:
             ("POST", CHAT, "interactive", "400"),
             ("POST", "/v1/completions", "interactive", "200"),
         ]
-        now = await page(one.http)
+        now = await page(server.http)
         assert now.sum(REQUESTS) - now.sum(REQUESTS, route="/metrics") == 8
         for code in ("model_not_found", "method_not_allowed", "unknown_url", "decimal_above_max_value"):
             assert now.sum("ocs_refusals_total", code=code) == 1
@@ -82,11 +82,10 @@ REFUSED: list[tuple[bytes, dict[str, str], str]] = [
 
 @pytest.mark.parametrize(("body", "headers", "priority"), REFUSED)
 async def test_an_early_refusal_has_a_priority(body: bytes, headers: dict[str, str], priority: str) -> None:
-    """No engine gets to know of it."""
     telemetry = Telemetry.new(model="fake")
     async with client(create_api(served(FakeEngine()), OPTIONS, telemetry=telemetry).app) as http:
         assert (await http.post(CHAT, content=body, headers=headers)).status_code == 400
-        assert [labels["priority"] for labels in await counted(http)] == [priority]
+        assert [labels["priority"] for labels in await counted_labels(http)] == [priority]
 
 
 async def test_a_refusal_before_the_body_is_read_has_the_priority_of_its_key(tmp_path: Path) -> None:
@@ -101,13 +100,13 @@ async def test_a_refusal_before_the_body_is_read_has_the_priority_of_its_key(tmp
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_is_counted_once_and_was_shown_in_the_gauges(stream: bool) -> None:
-    async with observed_server("step_s=0.02") as one:
+async def test_a_client_that_leaves_is_counted_once_and_is_in_the_gauges_before(stream: bool) -> None:
+    async with observed_server("step_s=0.02") as server:
         body = {"messages": MESSAGES, "ignore_eos": True, "stream": stream, "service_tier": "flex"}
-        async with exchange(one.app, CHAT, body) as left:
-            await eventually(lambda: one.engine.status().kv_tokens_used > 0)
-            now = await page(one.http)
-            left.disconnect()
+        async with exchange(server.app, CHAT, body) as leaving:
+            await eventually(lambda: server.engine.status().kv_tokens_used > 0)
+            now = await page(server.http)
+            leaving.disconnect()
         assert now.sum("ocs_requests_running", priority="batch") == 1
         assert now.sum("ocs_requests_running", priority="interactive") == 0
         assert now.sum("ocs_kv_pool_blocks") == 256
@@ -116,42 +115,41 @@ async def test_a_client_that_leaves_is_counted_once_and_was_shown_in_the_gauges(
         assert now.sum("ocs_engine_ready") == 1
         assert now.sum("ocs_process_resident_memory_bytes") > 0
         assert now.sum("ocs_memory_resident_bytes") > now.sum("ocs_process_resident_memory_bytes")
-        assert [labels["status"] for labels in await counted(one.http)] == ["499"]
-        now = await page(one.http)
+        assert [labels["status"] for labels in await counted_labels(server.http)] == ["499"]
+        now = await page(server.http)
         assert now.sum("ocs_request_seconds_count") == 1
         assert now.sum("ocs_sequences_total", reason="unfinished") == now.sum("ocs_sequences_total") == 1
 
 
 async def test_a_message_without_a_request_counts_as_a_refused_post(caplog: pytest.LogCaptureFixture) -> None:
-    """Who closes the socket has left, and was not refused."""
+    """A client that closes the socket counts as 499, not as a refusal."""
     caplog.set_level(logging.INFO, "openai_cpu_server.requests")
-    async with observed_server("step_s=0.02") as one:
-        async with opened(one.app, headers={"X-Priority": "batch"}) as socket:
+    async with observed_server("step_s=0.02") as server:
+        async with opened(server.app, headers={"X-Priority": "batch"}) as socket:
             socket.ask("a", max_tokens=2000, ignore_eos=True)
             await socket.next()
             for message in ({"request_id": "a", "messages": MESSAGES}, {"request_id": 5}, {"cancel": "b"}):
                 socket.send(message)
-            refusals = [await socket.take(lambda one: one["request_id"] is None) for _ in range(3)]
-            told = [one["headers"]["x-request-id"] for one in refusals]
-            lines = caplog.text.splitlines()
-            assert [sum(f"id={name} " in line for line in lines) for name in told] == [1, 1, 1]
+            refusals = [await socket.take(lambda message: message["request_id"] is None) for _ in range(3)]
+            request_ids = [refusal["headers"]["x-request-id"] for refusal in refusals]
+            assert [caplog.text.count(f"id={request_id} ") for request_id in request_ids] == [1, 1, 1]
         keys = ("origin", "method", "route", "priority", "status")
-        assert sorted(tuple(labels[key] for key in keys) for labels in await counted(one.http)) == [
+        assert sorted(tuple(labels[key] for key in keys) for labels in await counted_labels(server.http)) == [
             ("websocket", "POST", CHAT, "batch", "400"),
             ("websocket", "POST", CHAT, "batch", "499"),
             ("websocket", "POST", CHAT, "none", "101"),
             ("websocket", "POST", CHAT, "none", "404"),
         ]
-        now = await page(one.http)
+        now = await page(server.http)
         assert now.sum(REQUESTS, origin="websocket", status="400") == 2
         assert now.sum("ocs_refusals_total", code="request_not_found") == 1
         assert now.sum("ocs_refusals_total") == 3
 
 
 async def test_tokens_and_times_of_calls_and_steps_agree() -> None:
-    async with observed_server() as one:
-        usage = [(await chat(one.http, ignore_eos=True, n=n)).json()["usage"] for n in (1, 2, 3)]
-        now = await page(one.http)
+    async with observed_server() as server:
+        usage = [(await chat(server.http, ignore_eos=True, n=n)).json()["usage"] for n in (1, 2, 3)]
+        now = await page(server.http)
         output = sum(u["completion_tokens"] for u in usage)
         assert output == 8 * 6
         assert now.sum("ocs_output_tokens_total", priority="interactive") == output
@@ -172,41 +170,41 @@ async def test_tokens_and_times_of_calls_and_steps_agree() -> None:
         )
 
 
-async def test_strangers_make_up_no_series() -> None:
-    async with observed_server() as one:
-        await one.http.request("BREW", "/coffee")
-        before = len((await page(one.http)).samples)
+async def test_unknown_methods_routes_and_models_add_no_series() -> None:
+    async with observed_server() as server:
+        await server.http.request("BREW", "/coffee")
+        before = len((await page(server.http)).samples)
         for number in range(30):
-            await one.http.request(f"BREW{number}", f"/coffee/{number}")
-            await chat(one.http, model=f"model-{number}")
-            await one.http.get(f"/v1/models/{number}", headers={"x-priority": str(number)})
-        after = await page(one.http)
+            await server.http.request(f"BREW{number}", f"/coffee/{number}")
+            await chat(server.http, model=f"model-{number}")
+            await server.http.get(f"/v1/models/{number}", headers={"x-priority": str(number)})
+        after = await page(server.http)
         assert after.sum(REQUESTS, method="other", route="other") == 31
         assert len(after.samples) - before < 12
 
 
-async def test_the_cause_of_a_restart_is_told() -> None:
-    async with observed_server("step_s=0.02") as one:
-        assert one.engine.engine_pid is not None
-        os.kill(one.engine.engine_pid, signal.SIGSEGV)
-        await eventually(lambda: one.engine.status().restarts == 1)
-        assert (await page(one.http)).series("ocs_engine_restarts_total") == [{"cause": "SIGSEGV"}]
-        stats = (await one.http.get("/v1/stats")).json()
+async def test_the_cause_of_a_restart_is_a_label() -> None:
+    async with observed_server("step_s=0.02") as server:
+        assert server.engine.engine_pid is not None
+        os.kill(server.engine.engine_pid, signal.SIGSEGV)
+        await eventually(lambda: server.engine.status().restarts == 1)
+        assert (await page(server.http)).series("ocs_engine_restarts_total") == [{"cause": "SIGSEGV"}]
+        stats = (await server.http.get("/v1/stats")).json()
         assert stats["restarts"] == 1
 
 
 async def test_rows_of_batches_are_counted_once() -> None:
-    async with observed_server("step_s=0.01") as one:
-        rows = one.run_row
+    async with observed_server("step_s=0.01") as server:
+        run_row = server.run_row
         body = {"messages": MESSAGES, "max_tokens": 4, "ignore_eos": True}
-        await rows(CHAT, json.dumps(body).encode(), "")
-        await rows(CHAT, b'{"messages": 1}', "")
-        running = asyncio.create_task(rows(CHAT, json.dumps({**body, "max_tokens": 4000}).encode(), ""))
-        await eventually(lambda: bool(one.engine.requests()))
-        assert (await page(one.http)).sum("ocs_batch_rows_running") == 1
-        running.cancel()  # the server stops: it will be run again
+        await run_row(CHAT, json.dumps(body).encode(), "")
+        await run_row(CHAT, b'{"messages": 1}', "")
+        running = asyncio.create_task(run_row(CHAT, json.dumps({**body, "max_tokens": 4000}).encode(), ""))
+        await eventually(lambda: bool(server.engine.requests()))
+        assert (await page(server.http)).sum("ocs_batch_rows_running") == 1
+        running.cancel()  # as when the server stops, after which the row runs again
         await asyncio.wait([running])
-        now = await page(one.http)
+        now = await page(server.http)
         assert {labels["outcome"] for labels in now.series("ocs_batch_rows_total")} == {
             "answered",
             "failed",
@@ -219,25 +217,25 @@ async def test_rows_of_batches_are_counted_once() -> None:
 
 
 async def test_a_row_that_must_wait_for_the_engine_has_not_ended() -> None:
-    made = create_api(served(new_engine()), OPTIONS)
-    answer = await made.run_row(CHAT, json.dumps({"messages": MESSAGES}).encode(), "")
+    application = create_api(served(new_engine()), OPTIONS)
+    answer = await application.run_row(CHAT, json.dumps({"messages": MESSAGES}).encode(), "")
     assert (answer.status, answer.retry_after_s is not None) == (503, True)
-    async with client(made.app) as http:
+    async with client(application.app) as http:
         now = await page(http)
     assert now.sum("ocs_batch_rows_total", outcome="put_off") == 1
     assert now.sum(REQUESTS, origin="batch") == now.sum("ocs_refusals_total") == 0
 
 
 async def test_stats_are_the_same_in_json() -> None:
-    async with observed_server("step_s=0.005") as one:
+    async with observed_server("step_s=0.005") as server:
         for _ in range(4):
-            await chat(one.http, ignore_eos=True)
-        await chat(one.http, temperature=9)
+            await chat(server.http, ignore_eos=True)
+        await chat(server.http, temperature=9)
         body = {"messages": MESSAGES, "ignore_eos": True, "stream": True}
-        async with exchange(one.app, CHAT, body) as held:
-            await eventually(lambda: one.engine.status().kv_tokens_used > 0)
-            stats = (await one.http.get("/v1/stats")).json()
-            held.disconnect()
+        async with exchange(server.app, CHAT, body) as stream:
+            await eventually(lambda: server.engine.status().kv_tokens_used > 0)
+            stats = (await server.http.get("/v1/stats")).json()
+            stream.disconnect()
         assert stats["object"] == "stats"
         assert (stats["total"]["processed"], stats["total"]["failed"]) == (4, 0)
         assert stats["recent"]["processed"] == 4
@@ -252,11 +250,11 @@ async def test_stats_are_the_same_in_json() -> None:
         assert 0 < stats["memory"]["saved_share"] < 1
         assert stats["cache"]["prompt_tokens"] > 0
         assert stats["queue"]["interactive"] == {"running": 1, "waiting": 0}
-        ended = (await one.http.get("/v1/stats")).json()
+        ended = (await server.http.get("/v1/stats")).json()
         assert (ended["total"]["processed"], ended["total"]["failed"]) == (5, 1)
 
 
-async def test_an_engine_that_has_not_started_has_metrics_already() -> None:
+async def test_an_engine_has_metrics_before_it_starts() -> None:
     async with client(api(new_engine())) as http:
         assert (await page(http)).sum("ocs_engine_ready") == 0
         stats = (await http.get("/v1/stats")).json()

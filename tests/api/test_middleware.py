@@ -25,12 +25,13 @@ async def test_a_wrong_method_names_the_right_ones(http: httpx.AsyncClient) -> N
     assert (await http.get("/v1/chat/completions")).headers["allow"] == "POST"
 
 
-@pytest.mark.parametrize("given", ["abc-1.2:3/4", "x" * 128, "", "x" * 129, "a b", "a\tb", "é"])
-async def test_a_sane_request_id_is_kept_and_another_replaced(http: httpx.AsyncClient, given: str) -> None:
+@pytest.mark.parametrize("request_id", ["abc-1.2:3/4", "x" * 128, "", "x" * 129, "a b", "a\tb", "é"])
+async def test_an_invalid_request_id_is_replaced(http: httpx.AsyncClient, request_id: str) -> None:
     for path in ("/health", "/nowhere"):
-        found = (await http.get(path, headers={"x-request-id": given.encode()})).headers["x-request-id"]
-        assert (found == given) is (given in ("abc-1.2:3/4", "x" * 128))
-        assert found == given or found.startswith("req_")
+        answer = await http.get(path, headers={"x-request-id": request_id.encode()})
+        returned_id = answer.headers["x-request-id"]
+        assert (returned_id == request_id) is (request_id in ("abc-1.2:3/4", "x" * 128))
+        assert returned_id == request_id or returned_id.startswith("req_")
 
 
 async def test_a_key_of_any_letters_opens_everything_but_health(engine: FakeEngine) -> None:
@@ -50,10 +51,10 @@ async def test_a_large_body_is_refused_by_its_length_and_by_counting(engine: Fak
     async with client(app) as http:
         response = await chat(http, user="x" * 100)
     assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
-    async with exchange(app, "/v1/chat/completions") as one:
-        one.send_body(b"x" * 60, b"x" * 60, b"")
-        assert json.loads(await one.chunk() or b"")["error"]["code"] == "request_too_large"
-    assert one.status == 413
+    async with exchange(app, "/v1/chat/completions") as upload:
+        upload.send_body(b"x" * 60, b"x" * 60, b"")
+        assert json.loads(await upload.chunk() or b"")["error"]["code"] == "request_too_large"
+    assert upload.status == 413
 
 
 class BrokenTokenizer(FakeTokenizer):
@@ -63,7 +64,7 @@ class BrokenTokenizer(FakeTokenizer):
         return super().encode(text, add_special=add_special, parse_special=parse_special)
 
 
-async def test_a_bug_is_logged_not_told(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_logged_and_not_shown(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     async with client(create_api(served(engine, tokenizer=BrokenTokenizer()), OPTIONS).app) as http:
         response = await http.post("/tokenize", json={"content": "a"}, headers={"x-request-id": "r1"})
     assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
@@ -72,11 +73,11 @@ async def test_a_bug_is_logged_not_told(engine: FakeEngine, caplog: pytest.LogCa
     assert "secret of ours" in caplog.text
 
 
-# -- a check of a grammar that gives up in its own way costs its own request, and no other -------------------
+# -- a grammar check that fails by any exception fails its own request only ----------------------------------
 
 
 class Panic(BaseException):
-    """Stands for pyo3's PanicException, which is no Exception either."""
+    """Stand in for pyo3's PanicException, which is not an Exception either."""
 
 
 def failing(error: BaseException) -> Callable[[str], object]:
@@ -91,16 +92,14 @@ COMPILED: list[dict[str, object]] = [
     {"regex": "a"},
     {"response_format": {"type": "json_object"}},
 ]
-
-
 FAILURES = [Panic("index out of bounds"), MemoryError(), RecursionError()]
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)
 async def test_a_request_a_message_or_a_row_fails_alone(engine: FakeEngine, failure: BaseException) -> None:
-    made = create_api(served(engine, check_grammar=failing(failure)), OPTIONS)
+    application = create_api(served(engine, check_grammar=failing(failure)), OPTIONS)
     path, plain = "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}
-    async with client(made.app) as http, opened(made.app) as socket:
+    async with client(application.app) as http, opened(application.app) as socket:
         for fields in COMPILED:
             answer = await chat(http, **fields)
             error = error_of(answer)
@@ -117,13 +116,14 @@ async def test_a_request_a_message_or_a_row_fails_alone(engine: FakeEngine, fail
         socket.ask("later")
         assert (await socket.answer("later"))[-1]["done"]
     rows = [
-        await made.run_row(path, json.dumps(body).encode(), "") for body in ({**plain, "regex": "a"}, plain)
+        await application.run_row(path, json.dumps(body).encode(), "")
+        for body in ({**plain, "regex": "a"}, plain)
     ]
     assert [(row.status, row.retry_after_s) for row in rows] == [(500, None), (200, None)]
 
 
 @pytest.mark.parametrize("num_bytes", [0, INLINE_BYTES + 1])
-async def test_who_wants_to_end_the_process_still_does(num_bytes: int) -> None:
+async def test_system_exit_passes_through_off_loop(num_bytes: int) -> None:
     def work() -> None:
         raise SystemExit
 

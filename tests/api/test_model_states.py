@@ -1,4 +1,4 @@
-"""D4: each route that names a model, in each state of that model. It answers, waits, or says why not.
+"""D4: each route that names a model, in each state of that model. It answers, waits, or gives a reason.
 
 A new route with a model fails the first test until its request stands in one of the tables.
 """
@@ -81,7 +81,7 @@ READ: dict[str, dict[str, object]] = {
     "POST /apply-template": {"messages": HI, "model": "m"},
     "GET /tokenizer_info": {},
 }
-"""What a file that can be read is enough for."""
+"""Routes that need a readable model file, but no engine."""
 FACTS: dict[str, dict[str, object]] = {"POST /api/show": {"model": "m"}, "GET /props": {}, "GET /slots": {}}
 CARDS: dict[str, dict[str, object]] = {"GET /v1/model/info": {}, "GET /v1/models/{id}": {}}
 OTHERS = {
@@ -98,7 +98,7 @@ OTHERS = {
     "POST /v1/chat/completions/control": "it names a response",
     "GET /v1/usage": "it names a model to filter by",
 }
-"""Routes with a model that stand in no table, and why."""
+"""Routes with a model that are in no other table, with the reason."""
 
 
 class Answers(NamedTuple):
@@ -107,7 +107,7 @@ class Answers(NamedTuple):
     facts: int = 200
     loads: int = 200
     waits: bool = False
-    """True if what is computed, and a load, wait for the door."""
+    """True if generations and loads wait for the gate."""
 
 
 STATES = {
@@ -132,12 +132,12 @@ class Observer:
     def model_unloaded(self, model: str, why: str) -> None: ...
 
 
-class World:
-    """Models that generate, embed and rerank, in one state. They load and begin to wait at a door."""
+class Models:
+    """Models that generate, embed and rerank, in one state. They load when the gate is open."""
 
     def __init__(self, folder: Path, state: str) -> None:
         self.state = state
-        self.door = Gate(folder / "door")
+        self.gate = Gate(folder / "gate")
         self.keeper = ModelKeeper(MemoryBudget(100), Observer(), clock=Clock())
         self.entries: dict[str, KeeperEntry] = {}
         self.engines: list[EngineClient] = []
@@ -147,7 +147,7 @@ class World:
         info, is_first = INFOS.get(name, FAKE_INFO), self.state == "loading at first"
         fails = (f"fail={REASON}",) if self.state in ("failed", "unreadable") else ()
         supervisor = Supervisor(
-            (*COMMAND, *FLAGS.get(name, ()), *fails, self.door.loads),
+            (*COMMAND, *FLAGS.get(name, ()), *fails, self.gate.loads),
             EngineOptions(model_path="", max_seqs=32, kv_tokens=4096, calibrate="never"),
             clock=Clock(),
             begins_asleep=not is_first,
@@ -176,7 +176,7 @@ class World:
         )
 
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
-        """As `ModelFleet.load` for a file that has not changed."""
+        """Do the same as `ModelFleet.load` for a file that has not changed."""
         if model.engine.is_ending:
             raise unavailable(model.engine.status())
         await self.keeper.load(self.entries[model.name])
@@ -190,9 +190,9 @@ class World:
         return create_api(self.registry, OPTIONS, keeping=self).app
 
     async def settle(self) -> None:
-        """Bring the state about."""
+        """Bring the models into the state."""
         if self.state in ("asleep", "loading", "loading at first"):
-            self.door.close()
+            self.gate.close()
         if self.state in ("loading", "ready", "restarting", "failed", "draining"):
             for engine in self.engines:
                 engine.residency.wake()
@@ -205,7 +205,7 @@ class World:
 
     async def _settle(self, engine: EngineClient) -> None:
         if self.state == "restarting":
-            self.door.close()
+            self.gate.close()
             assert engine.engine_pid is not None
             os.kill(engine.engine_pid, signal.SIGKILL)
             await eventually(lambda: engine.state is EngineState.RESTARTING)
@@ -216,21 +216,21 @@ class World:
 
 
 @asynccontextmanager
-async def world(folder: Path, state: str) -> AsyncIterator[World]:
-    made = World(folder, state)
-    tasks = [asyncio.create_task(engine.run()) for engine in made.engines]
-    keeping = asyncio.create_task(made.keeper.run())
+async def running_models(folder: Path, state: str) -> AsyncIterator[Models]:
+    models = Models(folder, state)
+    tasks = [asyncio.create_task(engine.run()) for engine in models.engines]
+    keeping = asyncio.create_task(models.keeper.run())
     try:
-        await made.settle()
-        yield made
+        await models.settle()
+        yield models
     finally:
-        made.door.open()
+        models.gate.open()
         keeping.cancel()
-        await asyncio.gather(*(engine.close() for engine in made.engines))
+        await asyncio.gather(*(engine.close() for engine in models.engines))
         await asyncio.wait([*tasks, keeping])
 
 
-async def sent(http: httpx.AsyncClient, name: str, body: Mapping[str, object]) -> httpx.Response:
+async def send(http: httpx.AsyncClient, name: str, body: Mapping[str, object]) -> httpx.Response:
     method, path, *_ = name.replace("{id}", "m").split()
     if method == "POST":
         return await http.post(path, json=body)
@@ -238,22 +238,22 @@ async def sent(http: httpx.AsyncClient, name: str, body: Mapping[str, object]) -
 
 
 def check_refusal(answer: httpx.Response, name: str, status: int) -> None:
-    told = f"{name}: {answer.status_code} {answer.text}"
-    assert answer.status_code == status, told
+    message = f"{name}: {answer.status_code} {answer.text}"
+    assert answer.status_code == status, message
     if status == 503:
-        assert "retry-after" in answer.headers or answer.headers["x-should-retry"] == "false", told
-        assert any(word in answer.text for word in (REASON, "loading", "shutting down", "stopped")), told
+        assert "retry-after" in answer.headers or answer.headers["x-should-retry"] == "false", message
+        assert any(word in answer.text for word in (REASON, "loading", "shutting down", "stopped")), message
     if status == 404:
-        assert "does not exist" in answer.text, told
+        assert "does not exist" in answer.text, message
 
 
 def test_each_route_with_a_model_is_in_a_table() -> None:
-    named = {
+    routes = {
         row.name
         for row in {row.handler: row for row in reversed(ROWS)}.values()
         if "model" in (row.body.model_fields if row.body else row.query) or row.path.startswith("/v1/models/")
     }
-    assert named == {*COMPUTED, *READ, *FACTS, *CARDS, *OTHERS, "POST /v1/models/{id}/load"}
+    assert routes == {*COMPUTED, *READ, *FACTS, *CARDS, *OTHERS, "POST /v1/models/{id}/load"}
 
 
 QUICK = ("asleep", "failed", "unreadable", "stopped", "removed")
@@ -261,39 +261,39 @@ ALL = [pytest.param(state, marks=() if state in QUICK else pytest.mark.slow) for
 
 
 @pytest.mark.parametrize("state", ALL)
-async def test_a_route_answers_waits_or_says_why_not(state: str, tmp_path: Path) -> None:
+async def test_a_route_answers_waits_or_gives_a_reason(state: str, tmp_path: Path) -> None:
     expected = STATES[state]
-    async with world(tmp_path, state) as there, client(there.app) as http:
+    async with running_models(tmp_path, state) as models, client(models.app) as http:
         for name, body in [*READ.items(), *FACTS.items()]:
             check_refusal(
-                await sent(http, name, body), name, expected.read if name in READ else expected.facts
+                await send(http, name, body), name, expected.read if name in READ else expected.facts
             )
         for name, body in CARDS.items():
-            card = await sent(http, name, body)
+            card = await send(http, name, body)
             check_refusal(card, name, 404 if state == "removed" else 200)
-            assert state == "removed" or card.json()["state"] == there.engines[0].state.value
+            assert state == "removed" or card.json()["state"] == models.engines[0].state.value
         waiting = {**COMPUTED, **STREAMS, **LOADS}
-        tasks = {name: asyncio.create_task(sent(http, name, body)) for name, body in waiting.items()}
+        tasks = {name: asyncio.create_task(send(http, name, body)) for name, body in waiting.items()}
         if expected.waits:
             num_computed = len(COMPUTED) + len(STREAMS) if expected.computed == 200 else 0
-            await eventually(lambda: sum(len(engine.requests()) for engine in there.engines) == num_computed)
+            await eventually(lambda: sum(len(engine.requests()) for engine in models.engines) == num_computed)
             patient = waiting if num_computed else LOADS
             assert [name for name, task in tasks.items() if name in patient and task.done()] == []
-            there.door.open()
+            models.gate.open()
         for name, task in tasks.items():
             answer, status = await task, expected.loads if name in LOADS else expected.computed
-            if name == "POST /v1/generate/batch" and status != 200:  # its errors are of each prompt
+            if name == "POST /v1/generate/batch" and status != 200:  # it has an error for each prompt
                 assert f'"status":{status}' in answer.text, answer.text
             else:
                 check_refusal(answer, name, status)
-        assert not expected.waits or there.engines[0].state is EngineState.READY
+        assert not expected.waits or models.engines[0].state is EngineState.READY
 
 
 @pytest.mark.parametrize("state", ["failed", "stopped", "removed"])
-async def test_sockets_and_rows_of_batches_say_the_same(state: str, tmp_path: Path) -> None:
+async def test_sockets_and_rows_of_batches_have_the_same_status(state: str, tmp_path: Path) -> None:
     status = STATES[state].computed
-    async with world(tmp_path, state) as there:
-        api = create_api(there.registry, OPTIONS, keeping=there)
+    async with running_models(tmp_path, state) as models:
+        api = create_api(models.registry, OPTIONS, keeping=models)
         for path, message in {
             "/v1/chat/completions": {**CHAT, "request_id": "a"},
             "/v1/responses": {"type": "response.create", **COMPUTED["POST /v1/responses"]},
@@ -301,7 +301,7 @@ async def test_sockets_and_rows_of_batches_say_the_same(state: str, tmp_path: Pa
             async with connected(api.app, path=path) as socket:
                 await socket.accepted()
                 socket.send(message)
-                answer = await socket.take(lambda found: "error" in found)
+                answer = await socket.take(lambda event: "error" in event)
                 assert answer["status"] == status, answer
         for name in ("POST /v1/chat/completions", "POST /v1/responses", "POST /v1/embeddings"):
             body = httpx.Request("POST", "http://test", json=COMPUTED[name]).content
@@ -311,8 +311,8 @@ async def test_sockets_and_rows_of_batches_say_the_same(state: str, tmp_path: Pa
 @pytest.mark.parametrize(
     "state", ["asleep", "unreadable", "removed", pytest.param("restarting", marks=pytest.mark.slow)]
 )
-async def test_unloading_ends_what_loads_and_is_nothing_for_what_is_away(state: str, tmp_path: Path) -> None:
-    async with world(tmp_path, state) as there, client(there.app) as http:
+async def test_unloading_ends_a_load_and_ignores_an_unloaded_model(state: str, tmp_path: Path) -> None:
+    async with running_models(tmp_path, state) as models, client(models.app) as http:
         answer = await http.post("/v1/models/m/unload")
         assert answer.status_code == (404 if state == "removed" else 200), answer.text
         if state != "removed":

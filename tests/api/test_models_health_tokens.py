@@ -1,4 +1,4 @@
-"""The routes that generate nothing, beside what `exchanges/` has; and servers of several models."""
+"""Routes that generate nothing, apart from the cases in `exchanges/`, and servers of several models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_codex_gets_its_catalog(http: httpx.AsyncClient) -> None:
     }
 
 
-async def test_a_loading_server_lives_but_is_not_ready() -> None:
+async def test_a_loading_server_is_alive_but_not_ready() -> None:
     engine = new_engine()  # never started
     async with client(api(engine)) as http:
         health, ready = await http.get("/health"), await http.get("/ready")
@@ -56,9 +56,9 @@ async def test_a_loading_server_lives_but_is_not_ready() -> None:
     assert tokens.json() == {"tokens": [99], "count": 1, "max_model_len": None}
 
 
-async def test_whoever_comes_while_costs_are_measured_is_told_so() -> None:
-    told = msgspec.structs.replace(READY, state=EngineState.LOADING, loaded=1.0, timed=0.4)
-    async with client(api(FakeEngine(None, told))) as http:
+async def test_an_error_has_the_progress_of_the_measurement_of_costs() -> None:
+    measuring = msgspec.structs.replace(READY, state=EngineState.LOADING, loaded=1.0, timed=0.4)
+    async with client(api(FakeEngine(None, measuring))) as http:
         answer = await chat(http)
     assert answer.status_code == 503
     assert error_of(answer)["message"].endswith("is being measured (40%).")
@@ -82,7 +82,7 @@ DEVICE = 'device="Vulkan0",model="fake"'
 
 
 @pytest.mark.parametrize(
-    ("role", "placed", "counted"),
+    ("role", "placement", "lines"),
     [
         ("model", PARTLY, [f'bytes{{{DEVICE},part="weights",role="model"}} 500.0']),
         ("model", PARTLY, [f'layers{{{DEVICE},role="model"}} 9.0']),
@@ -91,26 +91,26 @@ DEVICE = 'device="Vulkan0",model="fake"'
         ("model", None, []),
     ],
 )  # fmt: skip
-async def test_what_is_on_a_device_is_told(
-    role: str, placed: DevicePlacement | None, counted: list[str]
+async def test_a_placement_is_in_health_and_metrics(
+    role: str, placement: DevicePlacement | None, lines: list[str]
 ) -> None:
-    """Also of the draft model, and that the CPU serves in place of a device."""
     field = {"model": "placement", "draft": "draft_placement"}[role]
-    async with client(api(FakeEngine(base_status=msgspec.structs.replace(READY, **{field: placed})))) as http:
-        told = (await http.get("/health")).json()["models"]["fake"]
+    status = msgspec.structs.replace(READY, **{field: placement})
+    async with client(api(FakeEngine(base_status=status))) as http:
+        health = (await http.get("/health")).json()["models"]["fake"]
         metrics = (await http.get("/metrics")).text.splitlines()
-    assert told[field] == msgspec.to_builtins(placed)
-    assert {f"ocs_device_{line}" for line in counted} <= set(metrics)
-    roles = {role} if placed else set()
-    assert {one for one in ("model", "draft") if any(f'role="{one}"' in line for line in metrics)} == roles
+    assert health[field] == msgspec.to_builtins(placement)
+    assert {f"ocs_device_{line}" for line in lines} <= set(metrics)
+    roles = {role} if placement else set()
+    assert {name for name in ("model", "draft") if any(f'role="{name}"' in line for line in metrics)} == roles
 
 
-def test_a_placement_says_where_it_is() -> None:
+def test_a_placement_is_described_in_words() -> None:
     assert str(PARTLY).startswith("9 of 33 layers on Vulkan0, experts of 4 on the CPU, cells on the CPU (")
     assert str(ABSENT) == "all on the CPU: there is no device"
 
 
-# -- several models: requests go to the engine of the one that their bodies name -----------------------------
+# -- several models: a request goes to the engine of the model in its body -----------------------------------
 
 
 class Pair:
@@ -122,20 +122,20 @@ class Pair:
         self.app = create_api(ModelRegistry(models), OPTIONS).app
 
 
-async def test_the_body_decides_whose_engine_is_asked() -> None:
-    """The large one has not been loaded yet."""
+async def test_the_model_in_the_body_selects_the_engine() -> None:
+    """The large model is not loaded."""
     pair = Pair()
     async with client(pair.app) as http:
-        by_default, named = await complete(http), await complete(http, model="small")
-        waits, unknown = await complete(http, model="large"), await complete(http, model="x")
+        by_default, by_name = await complete(http), await complete(http, model="small")
+        unloaded, unknown = await complete(http, model="large"), await complete(http, model="x")
         cards = (await http.get("/v1/models")).json()["data"]
     assert [(card["id"], card["meta"] is None) for card in cards] == [("small", False), ("large", True)]
-    assert by_default.json()["model"] == named.json()["model"] == "small"
-    assert (waits.status_code, error_of(waits)["code"]) == (503, "engine_unavailable")
+    assert by_default.json()["model"] == by_name.json()["model"] == "small"
+    assert (unloaded.status_code, error_of(unloaded)["code"]) == (503, "engine_unavailable")
     assert (unknown.status_code, error_of(unknown)["code"]) == (404, "model_not_found")
 
 
-async def test_a_body_that_is_wrong_is_refused_before_any_engine_is_asked() -> None:
+async def test_a_wrong_body_is_refused_even_if_its_model_is_not_loaded() -> None:
     async with client(Pair().app) as http:
         refused = await chat(http, model="large", temperature=9)
     assert (refused.status_code, error_of(refused)["param"]) == (400, "temperature")
@@ -149,8 +149,8 @@ async def test_requests_of_all_models_are_listed_and_ended() -> None:
     pair.large.goes_on.clear()
     path = "/v1/completions"
     async with (
-        exchange(pair.app, path, {**body, "model": "small"}) as one,
-        exchange(pair.app, path, {**body, "model": "large"}) as two,
+        exchange(pair.app, path, {**body, "model": "small"}) as first,
+        exchange(pair.app, path, {**body, "model": "large"}) as second,
         client(pair.app) as http,
     ):
         await eventually(lambda: num_live(pair.small) == num_live(pair.large) == 1)
@@ -158,8 +158,8 @@ async def test_requests_of_all_models_are_listed_and_ended() -> None:
         for card in await _listed(http):
             assert (await http.delete(f"/v1/requests/{card['id']}")).status_code == 200
         assert await _listed(http) == []
-        for ended in (one, two):
-            assert b"request_cancelled" in (await ended.chunk() or b"")
+        for stream in (first, second):
+            assert b"request_cancelled" in (await stream.chunk() or b"")
 
 
 async def _listed(http: httpx.AsyncClient) -> list[dict[str, object]]:

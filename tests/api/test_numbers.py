@@ -34,9 +34,9 @@ FAMILIES: dict[type[Body], dict[str, object]] = {
     EmbeddingBody: {"input": "hi"},
     RerankBody: {"query": "hi", "documents": ["hi"]},
 }
-NO_NUMBERS = ["1e400", "-1e400", "1" + "0" * 400, "-1" + "0" * 400, "NaN", "Infinity", '"1"', "true", "[]"]
+NOT_NUMBERS = ["1e400", "-1e400", "1" + "0" * 400, "-1" + "0" * 400, "NaN", "Infinity", '"1"', "true", "[]"]
 HUGE = [str(2**31), str(2**32), str(2**63), str(2**64), "9" * 4000]
-"""None of them fits into an int32."""
+"""Integers that do not fit into an int32."""
 FLOATS = {
     "temperature": (["0", "5e-324", "1e-40", "1e-5", "2"], ["-5e-324", "-1", "2.0000001", "1e39"]),
     "top_p": (["0", "5e-324", "1e-40", "1"], ["-5e-324", "1.0000001", "1e39"]),
@@ -78,7 +78,7 @@ FIELDS = {**FLOATS, **INTEGERS}
 
 
 def body(family: type[Body], name: str, value: str) -> bytes:
-    """`value` is JSON, also such as no JSON is."""
+    """Insert `value` as raw text, which need not be valid JSON."""
     return json.dumps({**FAMILIES[family], name: "VALUE"}).replace('"VALUE"', value).encode()
 
 
@@ -86,7 +86,7 @@ CASES = [(family, name) for family in FAMILIES for name in FIELDS if name in fam
 
 
 @pytest.mark.parametrize(("family", "name"), CASES)
-def test_numbers_are_taken_within_their_bounds_and_named_beyond(family: type[Body], name: str) -> None:
+def test_numbers_are_accepted_within_their_bounds_and_named_beyond(family: type[Body], name: str) -> None:
     within, beyond = FIELDS[name]
     for value in within:
         parse(family, body(family, name, value), lenient=False)
@@ -98,14 +98,14 @@ def test_numbers_are_taken_within_their_bounds_and_named_beyond(family: type[Bod
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_no_number_is_refused(family: type[Body]) -> None:
-    for name, value in itertools.product(FIELDS.keys() & family.model_fields.keys(), NO_NUMBERS):
+def test_a_value_that_is_not_a_number_is_refused(family: type[Body]) -> None:
+    for name, value in itertools.product(FIELDS.keys() & family.model_fields.keys(), NOT_NUMBERS):
         with pytest.raises(InvalidRequest):
             parse(family, body(family, name, value), lenient=False)
 
 
 def unbounded(schema: object, at: str) -> Iterator[str]:
-    """The paths of numbers in a JSON Schema that lack a least or a most."""
+    """Yield the paths of numbers in a JSON Schema that lack a minimum or a maximum."""
     if isinstance(schema, list):
         for index, item in enumerate(schema):
             yield from unbounded(item, f"{at}[{index}]")
@@ -120,12 +120,12 @@ def unbounded(schema: object, at: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, AdapterBody, BatchBody, TokenizeBody, CountBody])
-def test_every_number_has_both_ends(family: type[Body]) -> None:
-    """But seeds, which are folded, and tokens, which are compared with the model's."""
+def test_every_number_has_both_bounds(family: type[Body]) -> None:
+    """Seeds are exempt because they are folded, and tokens because they are compared with the vocabulary."""
     assert {name for _, name in CASES} == FIELDS.keys()
-    found = {re.sub(r"\[\d+\]", "", path) for path in unbounded(family.model_json_schema(), "")}
-    others = r"seed|prompt|input\.|^\.properties\.content"
-    assert {path for path in found if not re.search(others, path)} == set()
+    paths = {re.sub(r"\[\d+\]", "", path) for path in unbounded(family.model_json_schema(), "")}
+    exempt = r"seed|prompt|input\.|^\.properties\.content"
+    assert {path for path in paths if not re.search(exempt, path)} == set()
 
 
 GOOD = GenerationRequest(id="a", tokens=(1, 8), max_tokens=0, sampling=Sampling(seed=1))
@@ -170,9 +170,9 @@ def test_the_engine_has_bounds_for_every_number_of_sampling() -> None:
         ("max_tokens", 2**31),
     ],
 )
-def test_the_engine_holds_to_the_same_bounds(name: str, value: object) -> None:
-    of_request = name in ("tokens", "max_tokens")
-    sampling = Sampling(seed=1) if of_request else Sampling(**{"seed": 1, name: value})
-    changed = {name: value} if of_request else {"sampling": sampling}
+def test_the_engine_has_the_same_bounds(name: str, value: object) -> None:
+    is_of_request = name in ("tokens", "max_tokens")
+    sampling = Sampling(seed=1) if is_of_request else Sampling(**{"seed": 1, name: value})
+    changed = {name: value} if is_of_request else {"sampling": sampling}
     assert GOOD.wrong_number(vocab_size=9) is None
     assert msgspec.structs.replace(GOOD, **changed).wrong_number(vocab_size=9) == name

@@ -1,4 +1,4 @@
-"""Ollama's routes, beside what `exchanges/ollama.txt` has."""
+"""Ollama's routes, apart from the cases in `exchanges/ollama.txt`."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ async def test_a_name_may_have_a_template_of_its_own() -> None:
     registry.derive("made", Preset(base="fake", system="be brief", template=TEMPLATE))
     async with client(create_api(registry, OPTIONS).app) as http:
         raw = (await generate(http, prompt="[be brief] <hi>", raw=True)).json()
-        chatted = (await talk(http, model="made", stream=False)).json()
-        assert chatted["message"]["content"] == raw["response"]
-        assert chatted["prompt_eval_count"] == raw["prompt_eval_count"]
+        chat_answer = (await talk(http, model="made", stream=False)).json()
+        assert chat_answer["message"]["content"] == raw["response"]
+        assert chat_answer["prompt_eval_count"] == raw["prompt_eval_count"]
         assert (await generate(http, model="made")).json()["response"] == raw["response"]
         assert lines(await talk(http, model="made"))[-1]["prompt_eval_count"] == raw["prompt_eval_count"]
         completion = (await chat(http, model="made")).json()
@@ -72,8 +72,8 @@ async def test_a_name_may_have_a_template_of_its_own() -> None:
         counted = (await http.post("/v1/messages/count_tokens", json=body)).json()
         assert counted == {"input_tokens": raw["prompt_eval_count"]}
         long = [{"role": role, "content": "word " * 40} for role in ("user", "assistant")] * 40
-        kept = (await talk(http, model="made", messages=[*long, *HI], stream=False)).json()
-        assert kept["prompt_eval_count"] > raw["prompt_eval_count"], "the oldest are left out, not all"
+        shortened = (await talk(http, model="made", messages=[*long, *HI], stream=False)).json()
+        assert shortened["prompt_eval_count"] > raw["prompt_eval_count"], "all messages are left out"
         refused = await talk(http, model="made", messages=[*long, *HI], truncate=False)
         assert refused.status_code == 400
         shown = (await http.post("/api/show", json={"model": "made"})).json()
@@ -84,26 +84,26 @@ async def test_a_name_may_have_a_template_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", captured("ollama_clients"))
 async def test_bodies_of_clients_are_answered(http: httpx.AsyncClient, name: str) -> None:
-    sent = captured("ollama_clients")[name]
-    response = await http.post(sent["path"], json={"model": "fake", **sent["body"]})
+    request = captured("ollama_clients")[name]
+    response = await http.post(request["path"], json={"model": "fake", **request["body"]})
     assert response.status_code == 200, response.text
     assert lines(response)[-1]["done"]
     assert "result without a call" not in response.headers.get("x-ignored-parameters", "")
 
 
-async def test_what_lies_on_a_device_counts_for_ollama_ps() -> None:
-    """Its clients show the share of it."""
-    placed = msgspec.structs.replace(
+async def test_memory_on_a_device_is_listed_by_ollama_ps() -> None:
+    """Ollama's clients show the share of a model that is on a device."""
+    usage = msgspec.structs.replace(
         DevicePlacement.nowhere("a test"), weights_bytes=500, cells_bytes=40, compute_bytes=3
     )
-    told = msgspec.structs.replace(READY, engine_rss_bytes=1000, placement=placed, draft_placement=placed)
-    async with client(api(FakeEngine(base_status=told))) as http:
+    status = msgspec.structs.replace(READY, engine_rss_bytes=1000, placement=usage, draft_placement=usage)
+    async with client(api(FakeEngine(base_status=status))) as http:
         (running,) = (await http.get("/api/ps")).json()["models"]
     assert (running["size_vram"], running["size"]) == (2 * 543, 1000 + 2 * 543)
 
 
 @pytest.mark.parametrize("page", [True, False])
-async def test_whoever_asks_is_told_that_somebody_is_there(engine: FakeEngine, page: bool) -> None:
+async def test_the_root_answers_head_with_and_without_the_page(engine: FakeEngine, page: bool) -> None:
     async with client(api(engine, msgspec.structs.replace(OPTIONS, page=page))) as http:
         assert (await http.head("/")).status_code == 200
         assert (await http.get("/")).status_code == (200 if page else 404)

@@ -1,4 +1,4 @@
-"""Ollama's own client for Python, in this process, against the application."""
+"""Ollama's own client for Python against the application, in one process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def sdk(engine: FakeEngine | None = None) -> Any:
     return ollama.AsyncClient(host="http://test", transport=transport)
 
 
-async def test_it_understands_answers_lists_and_errors() -> None:
+async def test_the_client_reads_answers_lists_and_errors() -> None:
     ollama = sdk()
     whole = await ollama.chat("fake", HI, options=FIXED)
-    told = [part async for part in await ollama.chat("fake", HI, options=FIXED, stream=True)]
-    assert "".join(part.message.content for part in told) == whole.message.content
-    assert (told[-1].done, told[-1].done_reason, told[-1].eval_count) == (True, "length", 8)
+    parts = [part async for part in await ollama.chat("fake", HI, options=FIXED, stream=True)]
+    assert "".join(part.message.content for part in parts) == whole.message.content
+    assert (parts[-1].done, parts[-1].done_reason, parts[-1].eval_count) == (True, "length", 8)
     assert whole.total_duration > 0
     assert (await ollama.generate("fake", "hi", options=FIXED)).response
     assert (await ollama.generate("fake")).done_reason == "load"
@@ -37,7 +37,7 @@ async def test_it_understands_answers_lists_and_errors() -> None:
     assert raised.value.status_code == 404
 
 
-async def test_a_function_of_pythons_is_a_tool_for_it() -> None:
+async def test_a_python_function_is_a_tool() -> None:
     def weather(city: str) -> str:
         """Tells the weather.
 

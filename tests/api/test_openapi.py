@@ -1,4 +1,4 @@
-"""`/openapi.json` describes the routes that there are, and holds for what they take and answer."""
+"""`/openapi.json` describes the served routes, and bodies and answers fit its schemas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def engine() -> FakeEngine:
 
 @pytest.fixture(scope="module")
 async def whole(engine: FakeEngine, jobs: Jobs) -> Starlette:
-    """With every route that there can be."""
+    """Application with every route."""
     return locked_api(engine, KeyRing(), jobs=jobs)
 
 
@@ -50,8 +50,8 @@ def refs(value: object) -> Iterator[str]:
             yield from refs(inner)
 
 
-def checked(described: Json, schema: Json, value: object) -> None:
-    """Raises ValidationError. What the schema refers to is in the document."""
+def validate(described: Json, schema: Json, value: object) -> None:
+    """Validate against a schema whose references point into the document. Raises ValidationError."""
     jsonschema.Draft202012Validator({**schema, "components": described["components"]}).validate(value)
 
 
@@ -62,8 +62,8 @@ def answer_schema(described: Json, method: str, path: str, status: int) -> Json:
     return dict(response["content"]["application/json"]["schema"])
 
 
-async def test_the_document_has_the_routes_that_this_server_has(engine: FakeEngine, described: Json) -> None:
-    """Without jobs there are no batches."""
+async def test_the_document_has_the_routes_of_this_server(engine: FakeEngine, described: Json) -> None:
+    """A server without jobs lacks files, batches and usage."""
     async with client(api(engine)) as http:
         small = (await http.get("/openapi.json")).json()
     assert set(described["paths"]) - set(small["paths"]) == {
@@ -71,11 +71,11 @@ async def test_the_document_has_the_routes_that_this_server_has(engine: FakeEngi
     }
 
 
-async def test_all_that_is_referred_to_is_there(described: Json) -> None:
+async def test_every_reference_resolves(described: Json) -> None:
     for ref in refs(described):
-        found = described
+        node = described
         for part in ref.removeprefix("#/").split("/"):
-            found = found[part]
+            node = node[part]
 
 
 async def test_all_schemas_are_json_schema(described: Json) -> None:
@@ -83,7 +83,7 @@ async def test_all_schemas_are_json_schema(described: Json) -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
-async def test_open_routes_ask_for_no_key_and_the_others_say_what_for(described: Json) -> None:
+async def test_open_routes_need_no_key_and_the_others_name_the_scope(described: Json) -> None:
     paths = described["paths"]
     assert paths["/health"]["get"]["security"] == []
     assert paths["/v1/cache"]["delete"]["x-required-scope"] == "admin"
@@ -132,10 +132,10 @@ async def test_good_bodies_fit(whole: Starlette, described: Json, path: str, bod
     async with client(whole) as http:
         answer = await http.request(method, path, json=body)
     assert answer.status_code == 200, answer.text
-    checked(described, answer_schema(described, method, path, 200), answer.json())
+    validate(described, answer_schema(described, method, path, 200), answer.json())
     if body is not None:
         content = described["paths"][path][method]["requestBody"]["content"]
-        checked(described, content["application/json"]["schema"], body)
+        validate(described, content["application/json"]["schema"], body)
 
 
 BAD: list[tuple[str, Json]] = [
@@ -163,19 +163,19 @@ async def test_refused_bodies_do_not_fit(whole: Starlette, described: Json, path
     async with client(whole) as http:
         answer = await http.post(path, json=body)
     assert answer.status_code == 400
-    checked(described, answer_schema(described, "post", path, 400), answer.json())
+    validate(described, answer_schema(described, "post", path, 400), answer.json())
     schema = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     with pytest.raises(jsonschema.ValidationError):
-        checked(described, schema, body)
+        validate(described, schema, body)
 
 
-async def test_a_lenient_server_says_that_it_takes_unknown_fields(engine: FakeEngine) -> None:
+async def test_the_document_of_a_lenient_server_allows_unknown_fields(engine: FakeEngine) -> None:
     async with client(api(engine, msgspec.structs.replace(OPTIONS, lenient=True))) as http:
         lenient = (await http.get("/openapi.json")).json()
-    checked(lenient, lenient["components"]["schemas"]["request.ChatBody"], {**CHAT, "colour": 1})
+    validate(lenient, lenient["components"]["schemas"]["request.ChatBody"], {**CHAT, "colour": 1})
 
 
-async def test_operations_have_names_of_their_own(described: Json) -> None:
+async def test_operation_ids_are_unique(described: Json) -> None:
     ids = [
         operation["operationId"]
         for item in described["paths"].values()

@@ -1,4 +1,4 @@
-"""`GET /`: the page and its files, as browsers and others get them."""
+"""`GET /`: the page and its files."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ async def test_the_page_comes_with_all_of_its_files(http: httpx.AsyncClient) -> 
     index = await http.get("/")
     assert index.headers["content-type"] == "text/html; charset=utf-8"
     assert files_of(index)
-    assert not [file for file in files_of(index) if "//" in file]  # it asks nobody else
+    assert not [file for file in files_of(index) if "//" in file]  # every file is of this server
     for file in files_of(index):
         answer = await http.get(f"/{file}")
         assert answer.status_code == 200
         assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
 
 
-async def test_nothing_else_may_run_in_it_or_stand_around_it(http: httpx.AsyncClient) -> None:
+async def test_the_page_allows_only_its_own_scripts_and_no_frames(http: httpx.AsyncClient) -> None:
     index = await http.get("/")
     for answer in (index, await http.get("/" + files_of(index)[0])):
         policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
@@ -44,18 +44,18 @@ async def test_nothing_else_may_run_in_it_or_stand_around_it(http: httpx.AsyncCl
     assert not re.search(r"<script>|<style|\son\w+=|\sstyle=", index.text)
 
 
-async def test_who_takes_gzip_gets_it(http: httpx.AsyncClient) -> None:
+async def test_the_page_is_compressed_for_clients_that_accept_gzip(http: httpx.AsyncClient) -> None:
     plain = await http.get("/", headers={"accept-encoding": "identity"})
     assert "content-encoding" not in plain.headers
     unwanted = await http.get("/", headers={"accept-encoding": "gzip;q=0"})
     assert "content-encoding" not in unwanted.headers
-    small = await http.get("/", headers={"accept-encoding": "br, gzip"})
-    assert small.headers["content-encoding"] == "gzip"
-    assert small.headers["vary"] == "accept-encoding"
-    assert small.content == plain.content
+    compressed = await http.get("/", headers={"accept-encoding": "br, gzip"})
+    assert compressed.headers["content-encoding"] == "gzip"
+    assert compressed.headers["vary"] == "accept-encoding"
+    assert compressed.content == plain.content
 
 
-async def test_who_has_it_already_does_not_get_it_again(http: httpx.AsyncClient) -> None:
+async def test_an_unchanged_page_is_not_sent_again(http: httpx.AsyncClient) -> None:
     index = await http.get("/")
     assert index.headers["cache-control"] == "no-cache"
     again = await http.get("/", headers={"if-none-match": index.headers["etag"]})
@@ -70,7 +70,7 @@ async def test_other_files_are_not_there(http: httpx.AsyncClient, name: str) -> 
     assert (await http.get("/page/0123456789abcdef/app.js")).status_code == 404
 
 
-async def test_a_key_guards_what_is_behind_it(engine: FakeEngine) -> None:
+async def test_the_page_is_open_and_its_api_needs_a_key(engine: FakeEngine) -> None:
     async with client(api(engine, msgspec.structs.replace(OPTIONS, api_key="k"))) as http:
         index = await http.get("/")
         assert [(await http.get(f"/{path}")).status_code for path in ("", *files_of(index))] == [200] * 5
@@ -78,12 +78,12 @@ async def test_a_key_guards_what_is_behind_it(engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-async def test_it_can_be_left_out(engine: FakeEngine, key: str | None) -> None:
+async def test_the_page_can_be_switched_off(engine: FakeEngine, key: str | None) -> None:
     async with client(api(engine, msgspec.structs.replace(OPTIONS, page=False, api_key=key))) as http:
         for path in ("/", "/page/0123456789abcdef/app.js"):
             assert (await http.get(path)).json()["error"]["code"] == "unknown_url"
         assert "/" not in (await http.get("/openapi.json")).json()["paths"]
 
 
-def test_it_is_small() -> None:
+def test_the_page_is_small() -> None:
     assert sum(len(gzip.compress(path.read_bytes())) for path in BUILT.iterdir()) < 400_000

@@ -1,4 +1,4 @@
-"""All families ask in one language; `exchanges/asks.txt` has what they answer."""
+"""Parameters that the API families share; `exchanges/` has their answers."""
 
 from __future__ import annotations
 
@@ -35,50 +35,50 @@ BODIES: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_an_engine_is_told_where_other_prompts_part_from_a_conversation(path: str) -> None:
-    """Behind `<|user|>` and `<|assistant|>`; and a row of a batch says the same."""
+async def test_a_request_has_the_boundaries_of_its_conversation(path: str) -> None:
+    """Boundaries are behind `<|user|>` and `<|assistant|>`, in rows of batches too."""
     engine = FakeEngine(STATEFUL_INFO, text="Hi")
-    made = create_api(served(engine), ApiOptions(output_token_cap=2))
-    async with client(made.app) as http:
+    application = create_api(served(engine), ApiOptions(output_token_cap=2))
+    async with client(application.app) as http:
         assert (await http.post(path, json=BODIES[path])).status_code == 200
     (request,) = engine.submitted
     assert [request.tokens[boundary - 1] for boundary in request.boundaries] == (
         [] if path == TEXT else [300, 301]
     )
     if path not in (ANTHROPIC, OLD):  # rows have OpenAI's paths
-        await made.run_row(path, json.dumps(BODIES[path]).encode(), "")
-        assert [again.boundaries for again in engine.submitted[1:]] == [request.boundaries]
+        await application.run_row(path, json.dumps(BODIES[path]).encode(), "")
+        assert [row.boundaries for row in engine.submitted[1:]] == [request.boundaries]
 
 
-async def test_a_row_of_a_batch_is_stored_as_a_response_only_where_it_says_so() -> None:
+async def test_a_row_of_a_batch_is_stored_as_a_response_only_on_demand() -> None:
     jobs = Jobs(open_database("sqlite://"), JobOptions(model="fake"))
     api = create_api(served(FakeEngine(text="Hello")), ApiOptions(), jobs=jobs)
     stored = {}
     for store in (None, False, True):
         body = json.dumps({"input": "hi", "store": store}).encode()
         answer = await api.run_row(RESPONSES, body, "")
-        made = json.loads(answer.body)
+        response = json.loads(answer.body)
         async with client(api.app) as http:
-            found = await http.get(f"{RESPONSES}/{made['id']}")
-        stored[store] = (made["store"], found.status_code)
+            found = await http.get(f"{RESPONSES}/{response['id']}")
+        stored[store] = (response["store"], found.status_code)
     assert stored == {None: (False, 404), False: (False, 404), True: (True, 200)}
     await api.settle()
     await jobs.close()
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("grammar", ['root ::= "("', 'root ::= "aa!"'], ids=["at its start", "on its way"])
+@pytest.mark.parametrize("grammar", ['root ::= "("', 'root ::= "aa!"'], ids=["at its start", "later"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/generate", "/generate"])
 async def test_a_grammar_that_cannot_be_followed_is_the_clients_error(
     process: EngineClient, path: str, grammar: str, stream: bool
 ) -> None:
-    """SDKs repeat what is a server's error. The fake breaks at a bracket, and at an exclamation mark."""
-    asked = {"messages": MESSAGES} if "chat" in path else {"prompt": "hi"}
-    body = {**asked, "grammar": grammar, "max_tokens": 50, "stream": stream and "generate" not in path}
+    """SDKs retry server errors. The fake backend breaks at a bracket and at an exclamation mark."""
+    prompt = {"messages": MESSAGES} if "chat" in path else {"prompt": "hi"}
+    body = {**prompt, "grammar": grammar, "max_tokens": 50, "stream": stream and "generate" not in path}
     async with client(api(process)) as http:
         answer = await http.post(path, json=body)
         if body["stream"]:
-            (error,) = [told["error"] for told in events(answer) if "error" in told]
+            (error,) = [event["error"] for event in events(answer) if "error" in event]
             assert isinstance(error, dict)
         else:
             assert answer.status_code == 400
@@ -90,7 +90,7 @@ async def test_a_grammar_that_cannot_be_followed_is_the_clients_error(
 
 
 @pytest.mark.parametrize("program", captured("chat_programs"))
-async def test_what_well_known_programs_send_is_answered(http: httpx.AsyncClient, program: str) -> None:
+async def test_bodies_of_well_known_programs_are_answered(http: httpx.AsyncClient, program: str) -> None:
     body = {"model": "fake", "max_tokens": 4, **captured("chat_programs")[program]}
     answer = await http.post(CHAT_PATH, json=body)
     assert answer.status_code == 200, answer.text

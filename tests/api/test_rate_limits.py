@@ -1,4 +1,4 @@
-"""Limits of keys: over time, at once, in headers; and a storage that is down."""
+"""Limits of a key: over time, at once, in headers, and while the storage is down."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ async def test_requests_per_minute(engine: FakeEngine, tmp_path: Path) -> None:
         first, second, third = [await chat(http, **fields) for fields in ({}, {"messages": 1}, {})]
         assert [first.status_code, second.status_code, third.status_code] == [200, 400, 429]
         assert first.headers["x-ratelimit-limit-requests"] == "2"
-        left = [answer.headers["x-ratelimit-remaining-requests"] for answer in (first, second, third)]
-        assert left == ["1", "0", "0"]
+        remaining = [answer.headers["x-ratelimit-remaining-requests"] for answer in (first, second, third)]
+        assert remaining == ["1", "0", "0"]
         assert first.headers["x-ratelimit-reset-requests"].endswith("s")
         error = error_of(third)
         assert (error["type"], error["code"], error["param"]) == ("requests", "rate_limit_exceeded", None)
@@ -65,17 +65,17 @@ async def test_requests_per_minute(engine: FakeEngine, tmp_path: Path) -> None:
         assert not any(name.startswith("x-ratelimit") for name in bob.headers)
 
 
-async def test_tokens_are_counted_as_they_were_used(tmp_path: Path) -> None:
+async def test_only_used_tokens_are_charged(tmp_path: Path) -> None:
     async with limited(FakeEngine(text="Hello"), tmp_path, "tokens_per_minute = 100") as http:
         first = await chat(http, max_tokens=60)
         usage = first.json()["usage"]
         assert usage["completion_tokens"] < 60
-        held = 100 - usage["prompt_tokens"] - 60
+        remaining = 100 - usage["prompt_tokens"] - 60
         assert first.headers["x-ratelimit-limit-tokens"] == "100"
-        assert first.headers["x-ratelimit-remaining-tokens"] == str(held)
+        assert first.headers["x-ratelimit-remaining-tokens"] == str(remaining)
         second = await chat(http, max_tokens=1)
-        left = 100 - usage["total_tokens"] - second.json()["usage"]["prompt_tokens"] - 1
-        assert second.headers["x-ratelimit-remaining-tokens"] == str(left)
+        remaining_later = 100 - usage["total_tokens"] - second.json()["usage"]["prompt_tokens"] - 1
+        assert second.headers["x-ratelimit-remaining-tokens"] == str(remaining_later)
 
 
 async def test_tokens_that_do_not_fit(engine: FakeEngine, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ async def test_calls_at_once(engine: FakeEngine, tmp_path: Path) -> None:
         assert (await chat(http)).status_code == 200
 
 
-async def test_outputs_that_run_hold_their_room() -> None:
+async def test_running_outputs_reserve_their_tokens() -> None:
     limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100)
     async with limits.reservation(ann) as first:
         await first.reserve(prompt_tokens=10, output_tokens=60)
@@ -151,13 +151,13 @@ async def test_a_full_queue_costs_no_tokens(tmp_path: Path) -> None:
             async with exchange(app, path, body, bob) as second:
                 await eventually(lambda: engine.status().waiting["interactive"] == 1)
                 refused = [await chat(http) for _ in range(2)]
-                assert {error_of(one)["code"] for one in refused} == {"queue_full"}
-                assert {one.headers["x-ratelimit-remaining-tokens"] for one in refused} == {"1000"}
+                assert {error_of(answer)["code"] for answer in refused} == {"queue_full"}
+                assert {answer.headers["x-ratelimit-remaining-tokens"] for answer in refused} == {"1000"}
                 second.disconnect()
             first.disconnect()
 
 
-async def test_an_output_beyond_what_is_left_takes_what_is_left() -> None:
+async def test_an_output_longer_than_the_rest_uses_up_the_rest() -> None:
     limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100)
     async with limits.reservation(ann) as reservation:
         await reservation.reserve(prompt_tokens=90, output_tokens=0)
@@ -168,27 +168,27 @@ async def test_an_output_beyond_what_is_left_takes_what_is_left() -> None:
             await reservation.reserve(prompt_tokens=1, output_tokens=0)
 
 
-async def test_of_many_at_once_no_more_pass_than_may() -> None:
+async def test_concurrent_requests_do_not_exceed_the_limits() -> None:
     limits, ann = RateLimits(Meter.open(None)), key(tokens_per_minute=100, requests_per_minute=50)
-    passed = 0
+    num_passed = 0
 
-    async def one() -> None:
-        nonlocal passed
+    async def request() -> None:
+        nonlocal num_passed
         try:
             async with limits.reservation(ann) as reservation:
                 await reservation.reserve(prompt_tokens=5, output_tokens=5)
                 reservation.output_tokens = 5
-                passed += 1
+                num_passed += 1
         except (RequestsLimited, TokensLimited):
             return
 
-    await asyncio.gather(*(one() for _ in range(80)))
-    assert passed == 10
+    await asyncio.gather(*(request() for _ in range(80)))
+    assert num_passed == 10
 
 
-async def test_while_the_storage_is_down_this_process_counts(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+async def test_this_process_counts_while_the_storage_is_down(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     limits = RateLimits(Meter.open(f"redis://:hunter2@127.0.0.1:{port}/0"))
     ann = key(requests_per_minute=3, tokens_per_minute=20, tokens_per_day=20)
     with caplog.at_level(logging.INFO):
@@ -208,12 +208,12 @@ async def test_while_the_storage_is_down_this_process_counts(caplog: pytest.LogC
     assert "hunter2" not in caplog.text
 
 
-async def refusing() -> None:
+async def refuse_connection() -> None:
     raise StorageError(ConnectionRefusedError())
 
 
 class SharedStorage(MemoryStorage):
-    """Plays the Redis of two servers."""
+    """Stand in for the Redis that two servers share."""
 
     fault: Callable[[], Awaitable[None]] | None = None
 
@@ -223,25 +223,25 @@ class SharedStorage(MemoryStorage):
         return await super().acquire_sliding_window_entry(key, limit, expiry, amount)
 
 
-@pytest.mark.parametrize("fault", [refusing, anyio.sleep_forever])
+@pytest.mark.parametrize("fault", [refuse_connection, anyio.sleep_forever])
 async def test_without_the_storage_each_server_counts_alone_and_with_it_together_again(
     fault: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, quota, storage = Clock(), Quota(Unit.TOKENS, Period.DAY, 2), SharedStorage()
     meters = [Meter(storage, clock) for _ in range(2)]
 
-    async def taken() -> list[bool]:
+    async def take() -> list[bool]:
         return [await meter.take(quota, "ann", 1) for meter in meters]
 
     with caplog.at_level(logging.INFO):
-        assert [await taken() for _ in range(2)] == [[True, True], [False, False]]
+        assert [await take() for _ in range(2)] == [[True, True], [False, False]]
         storage.fault = fault
-        assert [await taken() for _ in range(3)] == [[True, True], [True, True], [False, False]]
+        assert [await take() for _ in range(3)] == [[True, True], [True, True], [False, False]]
         storage.fault = None
         await storage.reset()
-        assert await taken() == [False, False]  # it is not asked yet
+        assert await take() == [False, False]  # the storage is tried again after the pause only
         clock.now_s += PAUSE_S
-        assert [await taken() for _ in range(2)] == [[True, True], [False, False]]
+        assert [await take() for _ in range(2)] == [[True, True], [False, False]]
     assert ["counts alone" in record.getMessage() for record in caplog.records] == [True] * 2 + [False] * 2
 
 
@@ -252,7 +252,7 @@ def test_a_url_that_is_wrong_is_not_repeated(url: str) -> None:
     assert "hunter2" not in str(error.value)
 
 
-# -- what else counts -------------------------------------------------------------------------------------
+# -- routes that count ------------------------------------------------------------------------------------
 
 COUNTED = [
     ("POST", "/tokenize"),
@@ -266,7 +266,7 @@ COUNTED = [
     ("GET", "/v1/responses/resp_1/input_items"),
 ]
 UNCOUNTED = [
-    ("POST", "/v1/responses/resp_1/cancel"),  # it frees what others wait for
+    ("POST", "/v1/responses/resp_1/cancel"),  # it frees resources for other requests
     ("GET", "/v1/models"),
     ("GET", "/v1/requests"),
     ("DELETE", "/v1/requests/x"),
@@ -278,28 +278,27 @@ UNCOUNTED = [
 async def test_counted_routes(engine: FakeEngine, jobs: Jobs, tmp_path: Path, route: tuple[str, str]) -> None:
     app = locked_api(engine, key_ring(tmp_path, ann="requests_per_minute = 2", bob=""), jobs=jobs)
     async with client(app, ANN) as http:
-        told = [await http.request(*route, json={} if route[0] == "POST" else None) for _ in range(3)]
+        answers = [await http.request(*route, json={} if route[0] == "POST" else None) for _ in range(3)]
     is_counted = route in COUNTED
-    assert [answer.status_code == 429 for answer in told] == [False, False, is_counted]
-    assert ("x-ratelimit-remaining-requests" in told[0].headers) is is_counted
+    assert [answer.status_code == 429 for answer in answers] == [False, False, is_counted]
+    assert ("x-ratelimit-remaining-requests" in answers[0].headers) is is_counted
 
 
-async def test_asking_after_a_response_takes_no_place(engine: FakeEngine, jobs: Jobs, tmp_path: Path) -> None:
-    """A key with one place asks after what it has running in the background, and cancels it. It counts no
-    tokens meanwhile."""
+async def test_polling_a_response_takes_no_place(engine: FakeEngine, jobs: Jobs, tmp_path: Path) -> None:
+    """A key with one place may poll and cancel its background response, but may not tokenize meanwhile."""
     engine.goes_on.clear()
     app = locked_api(engine, key_ring(tmp_path, ann="concurrent = 1", bob=""), jobs=jobs)
     async with client(app, ANN) as http:
-        running = (await http.post("/v1/responses", json={"input": "a", "background": True})).json()
-        assert (await http.get(f"/v1/responses/{running['id']}")).status_code == 200
+        response = (await http.post("/v1/responses", json={"input": "a", "background": True})).json()
+        assert (await http.get(f"/v1/responses/{response['id']}")).status_code == 200
         assert (await http.post("/tokenize", json={"content": "a"})).status_code == 429
-        assert (await http.post(f"/v1/responses/{running['id']}/cancel")).status_code == 200
+        assert (await http.post(f"/v1/responses/{response['id']}/cancel")).status_code == 200
         assert (await http.post("/tokenize", json={"content": "a"})).status_code == 200
         assert num_live(engine) == 0
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/responses/resp_1"])
-async def test_a_method_that_is_not_there_costs_nothing_and_needs_the_key(tmp_path: Path, path: str) -> None:
+async def test_an_unknown_method_costs_nothing_and_needs_the_key(tmp_path: Path, path: str) -> None:
     async with limited(FakeEngine(), tmp_path, "requests_per_minute = 1") as http:
         for status in (200, 429):
             wrong = await http.patch(path)

@@ -1,8 +1,7 @@
-"""Bodies that are refused, with the errors as `refused/` has them: each names the client's own field.
+"""Refused bodies and their errors, recorded in `refused/`: each error names the client's own field.
 
-A file begins with a path and a body, in which the fields of each further line replace those of the same name;
-`$x50` and `$(x)50` stand for 50 times x. A new line gets its error, and others theirs anew, by
-`pytest --inline-snapshot=fix tests/api/test_refusals.py`.
+A file begins with a path and a body. The fields of each further line replace those of the body; `$x50` and
+`$(x)50` stand for 50 times x. `pytest --inline-snapshot=fix tests/api/test_refusals.py` records the errors.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ NEVER_STREAM = {
 }
 
 
-def repeated(found: re.Match[str]) -> str:
-    return (found[1] or found[2]) * int(found[3])
+def repeated(match: re.Match[str]) -> str:
+    return (match[1] or match[2]) * int(match[3])
 
 
 @pytest.fixture
 async def http(jobs: Jobs) -> AsyncIterator[httpx.AsyncClient]:
-    """A model with an adapter, one that embeds, one that ranks, and a database, of which names are asked."""
+    """Client of a server with an adapter, an embedder, a reranker and a database, which the bodies name."""
     engine = FakeEngine(text="Hello you")
     await engine.load_adapter(adapter("french"))
     embedder = embedding_model(FakeEngine(FAKE_EMBEDDER), "embedder")
     cross = embedding_model(FakeEngine(FAKE_RERANKER), "cross")
     models = ModelRegistry([served(engine).default, embedder, cross])
     options = ApiOptions(output_token_cap=50, max_sequences=4)
-    async with client(create_api(models, options, jobs=jobs, find_adapter=find).app) as one:
-        yield one
+    async with client(create_api(models, options, jobs=jobs, find_adapter=find).app) as http_client:
+        yield http_client
 
 
 @pytest.mark.anyio

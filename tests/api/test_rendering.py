@@ -1,6 +1,6 @@
-"""Answers as each family tells them, event by event and whole, compared with the records in `rendered/`.
+"""Answers of each API family, event by event and whole, compared with the records in `rendered/`.
 
-`pytest --inline-snapshot=fix tests/api/test_rendering.py` writes the records anew.
+`pytest --inline-snapshot=fix tests/api/test_rendering.py` updates the records.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from tests.api.fake_tokenizer import FakeTokenizer
 HERMES = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls")
 NAMED = ToolCallStyle(TOOL_FORMATS["hermes"], "stop")
 LEGACY = ToolCallStyle(TOOL_FORMATS["demo"], "function_call", is_legacy=True)
-ONE = '<tool_call>\n{"name":"f","arguments":{"a":"é\\"\u2028"}}\n</tool_call>'
-TWO = ONE + '\n<tool_call>\n{"name":"g","arguments":{}}\n</tool_call>'
+ONE_CALL = '<tool_call>\n{"name":"f","arguments":{"a":"é\\"\u2028"}}\n</tool_call>'
+TWO_CALLS = ONE_CALL + '\n<tool_call>\n{"name":"g","arguments":{}}\n</tool_call>'
 WITHIN = CallThinking(REASONING_FORMATS["think"], ThinkingStage.WITHIN)
 ECHOED = Prompt((0, *tokens_of("hi")), "hi")
 SPACED = Prompt((0, *tokens_of(" hi")), "hi")
-"""The tokenizer has put a space first, as SPM does."""
+"""The tokenizer adds a space in front, as SPM does."""
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = FAMILIES = ("chat", "completions", "messages", "responses")
-TALKING = (CHAT, MESSAGES, RESPONSES)
+DIALOGS = (CHAT, MESSAGES, RESPONSES)
 WAITING = (MESSAGES, RESPONSES)
 OBJECT = {"type": "object"}
-OF_SEVERAL = (CHAT, COMPLETIONS)
+WITH_CHOICES = (CHAT, COMPLETIONS)
 
 
 class Scenario(NamedTuple):
@@ -57,7 +57,7 @@ class Scenario(NamedTuple):
     steps: tuple[TokenEvent | str, ...]
     families: tuple[str, ...] = FAMILIES
     body: dict[str, object] | None = None
-    """Of a response, which is queued in the background."""
+    """Body of a response's request; a response with `background` begins as queued."""
 
 
 def texts(*pieces: str, reason: FinishReason = FinishReason.STOP) -> tuple[TokenEvent, ...]:
@@ -88,11 +88,11 @@ SCENARIOS = {
         call(), (msgspec.structs.replace(end(0, FinishReason.LENGTH), text="a", tokens=tokens_of("a")),)
     ),
     "no text": Scenario(call(), (end(0),)),
-    "usage in a chunk of its own": Scenario(call(include_usage=True), texts("a"), OF_SEVERAL),
+    "usage in a chunk of its own": Scenario(call(include_usage=True), texts("a"), WITH_CHOICES),
     "choices that begin and end on their own, one prompt for all": Scenario(
         call(n=2),
         (text(1, "b"), text(0, "a"), end(1, cached_tokens=1), end(0, output_tokens=4, cached_tokens=2)),
-        OF_SEVERAL,
+        WITH_CHOICES,
     ),
     "log-probabilities, also of half characters and of a control token": Scenario(
         call(logprobs=1),
@@ -138,39 +138,39 @@ SCENARIOS = {
     "a call as it comes": Scenario(
         call(tool_calls=HERMES),
         texts("<tool", "_call>\n{", '"name":"f","argu', 'ments":', '{"a":', " 1}", "}\n</tool_", "call>"),
-        TALKING,
+        DIALOGS,
     ),
-    "text and two calls": Scenario(call(tool_calls=HERMES), texts(f"Well:\n{TWO}"), TALKING),
+    "text and two calls": Scenario(call(tool_calls=HERMES), texts(f"Well:\n{TWO_CALLS}"), DIALOGS),
     "calls of two choices": Scenario(
-        call(n=2, tool_calls=HERMES), (text(1, ONE), text(0, ONE), end(0), end(1)), (CHAT,)
+        call(n=2, tool_calls=HERMES), (text(1, ONE_CALL), text(0, ONE_CALL), end(0), end(1)), (CHAT,)
     ),
-    "text that is no call": Scenario(call(tool_calls=HERMES), texts("he <", "3"), TALKING),
+    "text that is no call": Scenario(call(tool_calls=HERMES), texts("he <", "3"), DIALOGS),
     "text that may become a call and ends": Scenario(
-        call(tool_calls=HERMES), texts("<tool", reason=FinishReason.LENGTH), TALKING
+        call(tool_calls=HERMES), texts("<tool", reason=FinishReason.LENGTH), DIALOGS
     ),
     "a call that is cut": Scenario(
-        call(tool_calls=HERMES), texts(ONE[:-20], reason=FinishReason.LENGTH), TALKING
+        call(tool_calls=HERMES), texts(ONE_CALL[:-20], reason=FinishReason.LENGTH), DIALOGS
     ),
-    "a function that was demanded by its name": Scenario(call(tool_calls=NAMED), texts(ONE), (CHAT,)),
+    "a function that was demanded by its name": Scenario(call(tool_calls=NAMED), texts(ONE_CALL), (CHAT,)),
     "a function of the deprecated kind": Scenario(
         call(tool_calls=LEGACY), texts('<|tool_call|>{"name":"f","arguments":{"a"', ":1}}"), (CHAT,)
     ),
     "the context is full": Scenario(
-        msgspec.structs.replace(call(), context_ends_it=True), texts("a", reason=FinishReason.LENGTH), TALKING
+        msgspec.structs.replace(call(), context_ends_it=True), texts("a", reason=FinishReason.LENGTH), DIALOGS
     ),
     "a stop string": Scenario(call(), (text(0, "a"), stopped("END")), (MESSAGES,)),
     "a stop string within a call": Scenario(
-        call(tool_calls=HERMES), (text(0, ONE[:-30]), stopped("END")), (MESSAGES,)
+        call(tool_calls=HERMES), (text(0, ONE_CALL[:-30]), stopped("END")), (MESSAGES,)
     ),
     "thoughts": Scenario(
-        call(thinking=WITHIN), texts("\nHm", ", well.\n", "</thi", "nk>", "\n\nYes", "."), TALKING
+        call(thinking=WITHIN), texts("\nHm", ", well.\n", "</thi", "nk>", "\n\nYes", "."), DIALOGS
     ),
     "thoughts that are cut": Scenario(
-        call(thinking=WITHIN), texts("Hm. And th", reason=FinishReason.LENGTH), TALKING
+        call(thinking=WITHIN), texts("Hm. And th", reason=FinishReason.LENGTH), DIALOGS
     ),
-    "empty thoughts": Scenario(call(thinking=WITHIN), texts("</think>Yes."), TALKING),
+    "empty thoughts": Scenario(call(thinking=WITHIN), texts("</think>Yes."), DIALOGS),
     "thoughts that do not come": Scenario(
-        call(thinking=CallThinking(REASONING_FORMATS["think"], ThinkingStage.BEFORE)), texts("Yes"), TALKING
+        call(thinking=CallThinking(REASONING_FORMATS["think"], ThinkingStage.BEFORE)), texts("Yes"), DIALOGS
     ),
     "it waits, and there is nothing to wait for behind its first text": Scenario(
         call(), ("waits", "loads", "waits", "lives", *texts("a")[:1], "lives", end(0)), WAITING
@@ -195,15 +195,15 @@ SCENARIOS = {
         },
     ),
     "thoughts, text and calls": Scenario(
-        call(thinking=WITHIN, tool_calls=HERMES), texts(f"Hm.</think>\n\nSo {TWO}"), TALKING
+        call(thinking=WITHIN, tool_calls=HERMES), texts(f"Hm.</think>\n\nSo {TWO_CALLS}"), DIALOGS
     ),
 }
 
 
 def stream_and_renderer(
-    family: str, of: ResolvedRequest, body: dict[str, object] | None = None
+    family: str, request: ResolvedRequest, body: dict[str, object] | None = None
 ) -> tuple[Any, Any]:
-    """A renderer is for whole answers; responses have none, for their streams end with the whole."""
+    """Return the stream, and the renderer of whole answers except for responses: their streams have one."""
     numbers = itertools.count(1)
     renderer = {
         CHAT: ChatRenderer(new_id=lambda: f"call_{next(numbers)}"),
@@ -211,36 +211,36 @@ def stream_and_renderer(
         MESSAGES: MessagesRenderer(new_id=lambda: f"toolu_{next(numbers)}"),
     }.get(family)
     if renderer is not None:
-        return renderer.stream(of, PIECES), renderer
+        return renderer.stream(request, PIECES), renderer
     status = ResponseStatus.QUEUED if body and "background" in body else ResponseStatus.IN_PROGRESS
-    return calls.response_stream(of, status, body), None
+    return calls.response_stream(request, status, body), None
 
 
 def rendered(family: str, scenario: Scenario) -> str:
-    """The chunks of each event or news on lines of their own, and the whole answer behind them."""
-    of = scenario.call
-    stream, _ = stream_and_renderer(family, of, scenario.body)
+    """Return the chunks of each step on lines of their own, and the whole answer after them."""
+    request = scenario.call
+    stream, _ = stream_and_renderer(family, request, scenario.body)
     steps = [step for step in scenario.steps if isinstance(step, TokenEvent)]
-    cut = iter(engine_events(of, steps))
-    shown, finishes = [stream.begin()], dict[str, Finish]()
+    events_of_steps = iter(engine_events(request, steps))
+    chunks_of_steps, finishes = [stream.begin()], dict[str, Finish]()
     for step in scenario.steps:
         if isinstance(step, str):
-            shown.append(NEWS[step](stream))
+            chunks_of_steps.append(NEWS[step](stream))
             continue
-        for event in next(cut):
-            shown.append(stream.event(event))
+        for event in next(events_of_steps):
+            chunks_of_steps.append(stream.event(event))
             if event.finish is not None:
                 finishes[event.id] = event.finish
-    shown += [stream.end(figures(of, finishes))] if finishes else []
-    blocks = [events(chunks).decode().replace("\n\n", "\n") or "-\n" for chunks in shown]
-    _, renderer = stream_and_renderer(family, of)  # ids begin anew
+    chunks_of_steps += [stream.end(figures(request, finishes))] if finishes else []
+    blocks = [events(chunks).decode().replace("\n\n", "\n") or "-\n" for chunks in chunks_of_steps]
+    _, renderer = stream_and_renderer(family, request)  # its ids begin with 1
     if renderer is not None and finishes:
-        blocks.append(calls.whole(renderer, of, *steps).decode() + "\n")
+        blocks.append(calls.whole(renderer, request, *steps).decode() + "\n")
     return "\n".join(blocks)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_are_told_as_recorded(family: str) -> None:
+def test_answers_are_as_recorded(family: str) -> None:
     shown = ""
     for name, scenario in SCENARIOS.items():
         if family in scenario.families:
@@ -251,12 +251,12 @@ def test_answers_are_told_as_recorded(family: str) -> None:
     assert shown == external_file(f"rendered/{family}.txt")
 
 
-# -- what is not recorded ---------------------------------------------------------------------------------
+# -- cases without a record -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("line_end", ["\x85", "\u2028", "\u2029"])
-def test_no_byte_of_a_chunk_ends_a_line_for_anyone(family: str, line_end: str) -> None:
+def test_a_chunk_has_no_line_end_of_any_kind(family: str, line_end: str) -> None:
     words = f"a\r\n\x0b\x0c\x1c{line_end}é"
     stream, _ = stream_and_renderer(family, call())
     chunks = [*stream.begin(), *stream.event(text(0, words))]
@@ -265,7 +265,7 @@ def test_no_byte_of_a_chunk_ends_a_line_for_anyone(family: str, line_end: str) -
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_event_without_news_is_no_chunk(family: str) -> None:
+def test_an_empty_event_gives_no_chunk(family: str) -> None:
     stream, _ = stream_and_renderer(family, call())
     stream.event(text(0, "a"))
     assert not stream.event(TokenEvent(id="c-0"))
@@ -273,30 +273,30 @@ def test_an_event_without_news_is_no_chunk(family: str) -> None:
 
 @pytest.mark.parametrize("family", [CHAT, COMPLETIONS, MESSAGES])
 @pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.ERROR])
-def test_an_end_that_is_nobodys_result_is_an_error(family: str, reason: FinishReason) -> None:
-    ended = end(0, reason, error="broken")
+def test_a_cancelled_or_failed_end_is_an_error(family: str, reason: FinishReason) -> None:
+    last_event = end(0, reason, error="broken")
     stream, renderer = stream_and_renderer(family, call())
     with pytest.raises(GenerationFailed):
-        stream.event(ended)
+        stream.event(last_event)
     with pytest.raises(GenerationFailed):
-        calls.whole(renderer, call(), ended)
+        calls.whole(renderer, call(), last_event)
 
 
 def test_a_call_that_a_stop_string_has_cut_is_an_error() -> None:
-    cut = [text(0, '<tool_call>\n{"name":"f","arguments":{"a"'), end(0)]
-    for way in (calls.streamed, calls.whole):
+    truncated = [text(0, '<tool_call>\n{"name":"f","arguments":{"a"'), end(0)]
+    for render in (calls.streamed, calls.whole):
         with pytest.raises(InvalidRequest, match="stop string") as error:
-            way(ChatRenderer(), call(tool_calls=HERMES), *cut)
+            render(ChatRenderer(), call(tool_calls=HERMES), *truncated)
         assert error.value.param == "stop"
 
 
 @pytest.mark.parametrize(
     ("new_id", "pattern"), [(new_tool_call_id, "call_[A-Za-z0-9]{24}"), (new_tool_use_id, "toolu_.{24}")]
 )
-def test_ids_look_like_those_of_the_makers_and_differ(new_id: Callable[[], str], pattern: str) -> None:
+def test_ids_have_the_form_of_the_api_and_differ(new_id: Callable[[], str], pattern: str) -> None:
     ids = {new_id() for _ in range(100)}
     assert len(ids) == 100
-    assert all(re.fullmatch(pattern, each) for each in ids)
+    assert all(re.fullmatch(pattern, call_id) for call_id in ids)
 
 
 CALL = '<tool_call>\n{"name":"f","arguments":{}}\n</tool_call>'
@@ -307,12 +307,12 @@ def letters(words: str) -> list[TokenEvent]:
 
 
 @pytest.mark.parametrize(
-    ("of", "said", "scored_part"),
+    ("options", "output", "scored_part"),
     [
         ({"tool_calls": HERMES}, CALL, CALL),
         *(
-            ({"thinking": CallThinking(REASONING_FORMATS[form], stage)}, said, scored_part)
-            for form, stage, said, scored_part in (
+            ({"thinking": CallThinking(REASONING_FORMATS[form], stage)}, output, scored_part)
+            for form, stage, output, scored_part in (
                 ("think", ThinkingStage.WITHIN, "a</think>b", "b"),
                 ("think", ThinkingStage.WITHIN, "a\n</think>\n\nb c", "b c"),
                 ("think", ThinkingStage.WITHIN, "a", ""),
@@ -326,53 +326,51 @@ def letters(words: str) -> list[TokenEvent]:
         ),
     ],
 )
-def test_log_probabilities_are_of_calls_and_content(of: dict[str, Any], said: str, scored_part: str) -> None:
-    asked = call(logprobs=0, **of)
-    (choice,) = json.loads(calls.whole(ChatRenderer(), asked, *letters(said)))["choices"]
+def test_only_calls_and_content_have_scores(options: dict[str, Any], output: str, scored_part: str) -> None:
+    request = call(logprobs=0, **options)
+    (choice,) = json.loads(calls.whole(ChatRenderer(), request, *letters(output)))["choices"]
     assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == scored_part
-    streamed = "".join(calls.streamed(ChatRenderer(), asked, *letters(said)))
+    streamed = "".join(calls.streamed(ChatRenderer(), request, *letters(output)))
     assert streamed.count('"logprob":') == len(scored_part)
 
 
 def test_routers_judge_the_answer() -> None:
     thinking = call(thinking=WITHIN)
-    heard = itertools.chain.from_iterable(engine_events(thinking, letters("a</think>bc")))
-    (found,) = judged(thinking, [TimedEvent(event, 0.0) for event in heard])
-    assert len(found.logprobs) == 2
-    assert not found.has_form
+    all_events = itertools.chain.from_iterable(engine_events(thinking, letters("a</think>bc")))
+    (judgement,) = judged(thinking, [TimedEvent(event, 0.0) for event in all_events])
+    assert len(judgement.logprobs) == 2
+    assert not judgement.has_form
 
 
 # -- messages ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("form", "said", "read"),
+    ("form", "output", "arguments"),
     [
         *(
-            ("mistral-args", f"[TOOL_CALLS]f[ARGS]{written}", read)
-            for written, read in (
+            ("mistral-args", f"[TOOL_CALLS]f[ARGS]{written}", arguments)
+            for written, arguments in (
                 ('{"a": "é"}', {"a": "é"}), ('{"a": "b', {"a": "b"}), ('{"a', {}), ("{'a'}", {}),
             )
         ),
         ("qwen3-coder", "<tool_call>\n<function=f>\n", {}),
     ],
 )  # fmt: skip
-def test_of_a_call_that_was_cut_the_beginning_is_told(form: str, said: str, read: object) -> None:
-    of = call(tool_calls=ToolCallStyle(TOOL_FORMATS[form], "tool_calls"))
-    message = json.loads(calls.whole(MessagesRenderer(), of, *texts(said, reason=FinishReason.LENGTH)))
-    assert [block["input"] for block in message["content"]] == [read]
+def test_a_truncated_call_has_its_readable_arguments(form: str, output: str, arguments: object) -> None:
+    request = call(tool_calls=ToolCallStyle(TOOL_FORMATS[form], "tool_calls"))
+    message = json.loads(calls.whole(MessagesRenderer(), request, *texts(output, reason=FinishReason.LENGTH)))
+    assert [block["input"] for block in message["content"]] == [arguments]
 
 
-class Alike(FakeTokenizer):
-    """All tokens have one text."""
-
+class OneTextTokenizer(FakeTokenizer):
     def piece(self, token: int, *, special: bool = False) -> bytes:
         return b"a"
 
 
 @pytest.mark.parametrize("chosen", [1, 2, 3])
-def test_of_tokens_with_one_text_the_likeliest_counts(chosen: int) -> None:
+def test_the_likeliest_of_several_tokens_with_one_text_counts(chosen: int) -> None:
     logprobs = {1: -0.1, 2: -5.0, 3: -9.0}
     entry = TokenLogprob(token=chosen, logprob=logprobs[chosen], top=((1, -0.1), (2, -5.0)))
-    (top,) = LegacyWriter(PieceTexts(Alike()), 0).write([entry]).top_logprobs
+    (top,) = LegacyWriter(PieceTexts(OneTextTokenizer()), 0).write([entry]).top_logprobs
     assert top == {"a": -0.1}

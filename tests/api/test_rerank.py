@@ -1,4 +1,4 @@
-"""`POST /v1/rerank`, beside what `exchanges/rerank.txt` has: by cosine, by a cross-encoder, by yes and no."""
+"""`POST /v1/rerank` by cosine, by a cross-encoder and by yes or no; `exchanges/rerank.txt` has more cases."""
 
 from __future__ import annotations
 
@@ -34,17 +34,16 @@ pytestmark = pytest.mark.anyio
 PATH = "/v1/rerank"
 QUERY, DOCUMENTS = "abc", ["xyz", "abd", "abc"]
 TWICE = [*DOCUMENTS, "", "xyz", ""]
-"""Equal ones keep their order."""
-ASKING = "Q {query} D {document} 'Yes' or 'No'?"
-VISION = msgspec.structs.replace(FAKE_RERANKER, architecture="qwen3", embedding_size=2)
+"""Documents with duplicates, which keep their order."""
+RERANK_TEMPLATE = "Q {query} D {document} 'Yes' or 'No'?"
 
 
 def letters(text: str) -> list[int]:
     return [byte + 2 for byte in text.encode()]
 
 
-def judge(engine: FakeEngine, *, own: str | None = ASKING, chat: str | None = None) -> ServedModel:
-    """A model that generates, and whose template asks yes or no."""
+def judge(engine: FakeEngine, *, own: str | None = RERANK_TEMPLATE, chat: str | None = None) -> ServedModel:
+    """Build a generating model that answers yes or no."""
     template = ChatTemplate(chat, bos_text="<s>", eos_text="</s>") if chat else None
     return model_read_here(
         names=("judge",),
@@ -80,8 +79,8 @@ def app(served: Served) -> Starlette:
 
 @pytest.fixture
 async def http(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
-    async with client(app) as one:
-        yield one
+    async with client(app) as http_client:
+        yield http_client
 
 
 async def rerank(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
@@ -102,7 +101,7 @@ def pair_score(document: str) -> float:
 
 
 def log_odds(document: str) -> float:
-    """As the fake tells it of the two words' first letters."""
+    """Log-odds of Yes against No, by the first letters, as the fake engine scores them."""
     prompt = (0, *letters(f"Q {QUERY} D {document} 'Yes' or 'No'?"))
     yes, no = letters("YN")
     sampling = Sampling(seed=0, logit_bias={yes: 1.0, no: 1.0})
@@ -141,9 +140,10 @@ async def test_a_cross_encoder_scores_pairs(http: httpx.AsyncClient) -> None:
     assert ranked(raw) == in_order(scores)
 
 
-async def test_qwen3s_numbers_are_probabilities_already_and_its_template_is_used() -> None:
-    tokenizer = FakeTokenizer(adds_bos=False, adds_end=True, rerank_template=ASKING)
-    models = ModelRegistry([embedding_model(FakeEngine(VISION), "q", tokenizer=tokenizer)])
+async def test_scores_of_qwen3_are_probabilities_and_its_template_is_used() -> None:
+    tokenizer = FakeTokenizer(adds_bos=False, adds_end=True, rerank_template=RERANK_TEMPLATE)
+    info = msgspec.structs.replace(FAKE_RERANKER, architecture="qwen3", embedding_size=2)
+    models = ModelRegistry([embedding_model(FakeEngine(info), "q", tokenizer=tokenizer)])
     async with client(create_api(models, OPTIONS).app) as http:
         answer = await rerank(http)
     prompts = [letters(f"Q {QUERY} D {text} 'Yes' or 'No'?") for text in DOCUMENTS]
@@ -154,8 +154,8 @@ CHAT = "{% for m in messages %}{{ m.role[0] | upper }} {{ m.content }} {% endfor
 
 
 @pytest.mark.parametrize("templates", [{}, {"own": None, "chat": CHAT}])
-async def test_a_model_that_generates_is_asked_yes_or_no(templates: dict[str, Any]) -> None:
-    """By a template for it, or by the one for chats."""
+async def test_a_generating_model_ranks_by_yes_or_no(templates: dict[str, Any]) -> None:
+    """The prompt comes from the template for reranking, or from the one for chats."""
     models = ModelRegistry([judge(FakeEngine(), **templates)])
     async with client(create_api(models, OPTIONS).app) as http:
         answer = await rerank(http, model="judge")
@@ -163,40 +163,37 @@ async def test_a_model_that_generates_is_asked_yes_or_no(templates: dict[str, An
     scores = [log_odds(text) for text in DOCUMENTS]
     assert ranked(answer) == in_order([sigmoid(score) for score in scores])
     assert ranked(raw) == in_order(scores)
-    asked = [f"Q abc D {document} 'Yes' or 'No'?" for document in DOCUMENTS]
-    assert answer.json()["usage"]["prompt_tokens"] == sum(1 + len(prompt) for prompt in asked)
+    prompts = [f"Q abc D {document} 'Yes' or 'No'?" for document in DOCUMENTS]
+    assert answer.json()["usage"]["prompt_tokens"] == sum(1 + len(prompt) for prompt in prompts)
 
 
 async def test_all_documents_of_a_call_are_submitted_together(served: Served) -> None:
     served.judge_engine.goes_on.clear()
     app = create_api(served.judges, OPTIONS).app
-    async with exchange(app, PATH, {"query": "q", "documents": ["a", "b"]}, {"X-Priority": "batch"}) as one:
+    async with exchange(app, PATH, {"query": "q", "documents": ["a", "b"]}, {"X-Priority": "batch"}) as call:
         await eventually(lambda: num_live(served.judge_engine) == 2)
         first, second = served.judge_engine.requests()
         assert first.id.removesuffix("0") == second.id.removesuffix("1")
         assert first.id.startswith("rerank-")
         assert first.priority.label == "batch"
-        one.disconnect()
+        call.disconnect()
     assert num_live(served.judge_engine) == 0
 
 
-LONG = "a" * 80
-
-
-async def test_a_document_too_long_is_cut_where_that_is_asked_for(http: httpx.AsyncClient) -> None:
-    long = {"documents": [LONG], "truncate": True}
+async def test_a_long_document_is_truncated_on_demand(http: httpx.AsyncClient) -> None:
+    document = "a" * 80
     for model, tokens in (("cross", 64), ("embedder", 64 + 5)):
-        answer = await rerank(http, model=model, **long)
+        answer = await rerank(http, model=model, documents=[document], truncate=True)
         assert answer.json()["usage"]["prompt_tokens"] == tokens
-        assert answer.json()["results"][0]["document"]["text"] == LONG
+        assert answer.json()["results"][0]["document"]["text"] == document
 
 
 async def test_text_embeddings_inference_gets_a_list(http: httpx.AsyncClient) -> None:
     body = {"model": "cross", "query": QUERY, "texts": DOCUMENTS}
-    told = (await http.post("/rerank", json={**body, "return_text": True})).json()
+    items = (await http.post("/rerank", json={**body, "return_text": True})).json()
     best_first = ranked(await rerank(http, model="cross"))
-    assert [(one["index"], one["score"]) for one in told] == best_first
-    assert [one["text"] for one in told] == [DOCUMENTS[index] for index, _ in best_first]
+    assert [(item["index"], item["score"]) for item in items] == best_first
+    assert [item["text"] for item in items] == [DOCUMENTS[index] for index, _ in best_first]
     raw = (await http.post("/rerank", json={**body, "raw_scores": True, "top_n": 1})).json()
     assert raw == [{"index": raw[0]["index"], "score": pytest.approx(max(map(pair_score, DOCUMENTS)))}]
 
@@ -204,46 +201,46 @@ async def test_text_embeddings_inference_gets_a_list(http: httpx.AsyncClient) ->
 CLASSES = msgspec.structs.replace(FAKE_RERANKER, embedding_size=3, labels=("bad", "so", "good"))
 
 
-async def test_texts_are_told_apart() -> None:
-    """By a model with classes; one with a number has a class, and none to name it."""
+async def test_texts_are_classified() -> None:
+    """A model with one score has one class without a label of its own."""
     models = [embedding_model(FakeEngine(CLASSES), "mood"), embedding_model(FakeEngine(FAKE_RERANKER), "one")]
     async with client(create_api(ModelRegistry(models), OPTIONS).app) as http:
         body = {"model": "mood", "input": ["abc", "a"]}
-        told = (await http.post("/v1/classify", json=body)).json()
+        classified = (await http.post("/v1/classify", json=body)).json()
         raw = (await http.post("/classify", json={**body, "use_activation": False})).json()
-        alone = (await http.post("/classify", json={"model": "one", "input": "abc"})).json()
+        single = (await http.post("/classify", json={"model": "one", "input": "abc"})).json()
         refused = error_of(await rerank(http, model="mood"))
         cut = await http.post("/classify", json={"model": "one", "input": "abc", "truncate_prompt_tokens": 3})
     numbers = np.array(vector_of([0, *letters("abc"), 1], 3))
     shares = np.exp(numbers) / np.exp(numbers).sum()
-    assert (told["object"], told["usage"]["prompt_tokens"]) == ("list", 8)
-    assert told["data"][0] == {
+    assert (classified["object"], classified["usage"]["prompt_tokens"]) == ("list", 8)
+    assert classified["data"][0] == {
         "index": 0, "label": CLASSES.labels[int(numbers.argmax())],
         "probs": pytest.approx(shares.tolist()), "num_classes": 3,
     }  # fmt: skip
     assert raw["data"][0]["probs"] == numbers.tolist()
     score = sigmoid(vector_of([0, *letters("abc"), 1], 1)[0])
-    assert alone["data"] == [
+    assert single["data"] == [
         {"index": 0, "label": "LABEL_0", "probs": [pytest.approx(score)], "num_classes": 1}
     ]
     assert (refused["param"], refused["code"]) == ("model", "wrong_model_kind")
     assert cut.json()["usage"]["prompt_tokens"] == 3
 
 
-async def test_a_document_in_a_template_is_cut_too(served: Served) -> None:
+async def test_a_document_in_a_template_is_truncated_too(served: Served) -> None:
     info = msgspec.structs.replace(FAKE_INFO, kv_tokens=60)
     models = ModelRegistry([judge(FakeEngine(info))])
     async with client(create_api(models, OPTIONS).app) as http:
         refused = error_of(await rerank(http, documents=["a", "é" * 50]))
-        cut = await rerank(http, documents=["a", "é" * 50], truncate=True)
+        truncated = await rerank(http, documents=["a", "é" * 50], truncate=True)
         query = error_of(await rerank(http, query="q" * 70, truncate=True))
     assert (refused["param"], refused["code"]) == ("documents[1]", "context_length_exceeded")
-    assert cut.status_code == 200
-    assert cut.json()["usage"]["prompt_tokens"] <= 28 + 59
+    assert truncated.status_code == 200
+    assert truncated.json()["usage"]["prompt_tokens"] <= 28 + 59
     assert (query["param"], query["code"]) == ("documents[0]", "context_length_exceeded")
 
 
-async def test_more_questions_than_a_call_may_ask(served: Served) -> None:
+async def test_more_documents_than_sequences_are_refused(served: Served) -> None:
     options = msgspec.structs.replace(OPTIONS, max_sequences=2)
     async with client(create_api(served.judges, options).app) as http:
         error = error_of(await rerank(http))
@@ -259,8 +256,8 @@ async def test_rows_of_a_batch_rerank(served: Served) -> None:
     assert [r["index"] for r in results] == [i for i, _ in in_order([pair_score(text) for text in DOCUMENTS])]
 
 
-async def scores(http: httpx.AsyncClient, one: object, two: object, **fields: object) -> list[float]:
-    answer = await http.post("/v1/score", json={"text_1": one, "text_2": two, **fields})
+async def scores(http: httpx.AsyncClient, text_1: object, text_2: object, **fields: object) -> list[float]:
+    answer = await http.post("/v1/score", json={"text_1": text_1, "text_2": text_2, **fields})
     assert answer.status_code == 200, answer.text
     data = answer.json()["data"]
     assert [pair["index"] for pair in data] == [*range(len(data))]
@@ -272,11 +269,11 @@ async def test_pairs_are_scored_as_rankings_are(served: Served, model: str) -> N
     models = served.judges if model == "judge" else served.models
     async with client(create_api(models, OPTIONS).app) as http:
         by_index = dict(ranked(await rerank(http, model=model)))
-        told = await scores(http, QUERY, DOCUMENTS, model=model)
-        assert told == pytest.approx([by_index[index] for index in range(3)])
-        assert await scores(http, [QUERY] * 3, DOCUMENTS, model=model) == pytest.approx(told)
+        pair_scores = await scores(http, QUERY, DOCUMENTS, model=model)
+        assert pair_scores == pytest.approx([by_index[index] for index in range(3)])
+        assert await scores(http, [QUERY] * 3, DOCUMENTS, model=model) == pytest.approx(pair_scores)
         (other,) = await scores(http, "other", DOCUMENTS[1], model=model)
         mixed = await scores(http, [QUERY, "other"], DOCUMENTS[:2], model=model)
-        assert mixed == pytest.approx([told[0], other])
+        assert mixed == pytest.approx([pair_scores[0], other])
         wrong = await http.post("/score", json={"text_1": ["a", "b"], "text_2": DOCUMENTS, "model": model})
         assert error_of(wrong)["param"] == "text_1"

@@ -1,4 +1,4 @@
-"""Bodies become requests: sampling, limits, priority, fan-out, conversations and prompts; what is refused."""
+"""Resolution of bodies: sampling, limits, priority, fan-out, conversations, prompts and refusals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LARGE = "QUJD" * 2**20
     ids=lambda part: part["type"],
 )
 def test_a_large_attachment_is_read_without_further_copies(part: dict[str, object]) -> None:
-    """Each copy would hold the interpreter's lock, for which the event loop waits."""
+    """A copy would hold the interpreter's lock, and the event loop would wait for it."""
     body = json.dumps({"messages": [user([part])]}).encode()
     tracemalloc.start()
     try:
@@ -67,19 +67,19 @@ def test_a_large_attachment_is_read_without_further_copies(part: dict[str, objec
     assert most_bytes < 1.5 * len(body)
 
 
-def test_words_about_a_sound_are_not_alike_to_those_about_another() -> None:
-    """An answer to a similar turn may be told from the cache; of this one it is not asked."""
+def test_a_turn_with_a_sound_has_no_similar_turns() -> None:
+    """The answer cache compares texts, and turns with different sounds may have the same text."""
     sound, mark = Sound.of(bytes(4 * 16_000)), mark_of(AttachmentKind.SOUND, "a")
     body = {"messages": [user(f"{mark}\nWhat is said?")]}
-    ask = CHAT.read(json.dumps(body).encode(), lenient=False)
+    params = CHAT.read(json.dumps(body).encode(), lenient=False)
     hearing = msgspec.structs.replace(FAKE_INFO, sound_rate=16_000)
     options = msgspec.structs.replace(OPTIONS, compares_turns=True)
-    asking = ResolveContext(served(FakeEngine()).choose(None, None), hearing, Caller(), options)
-    told = msgspec.structs.replace(ask, media=(TakenMedia(mark, sound, (MediaEmbeddings(3, 3),)),))
-    (words,), (heard,) = resolve(ask, asking).prompts, resolve(told, asking).prompts
-    assert words.turn is not None
-    assert heard.turn is None
-    assert (heard.num_rows(Sound), heard.sound_s) == (3, 1.0)
+    context = ResolveContext(served(FakeEngine()).choose(None, None), hearing, Caller(), options)
+    with_sound = msgspec.structs.replace(params, media=(TakenMedia(mark, sound, (MediaEmbeddings(3, 3),)),))
+    (text_prompt,), (sound_prompt,) = resolve(params, context).prompts, resolve(with_sound, context).prompts
+    assert text_prompt.turn is not None
+    assert sound_prompt.turn is None
+    assert (sound_prompt.num_rows(Sound), sound_prompt.sound_s) == (3, 1.0)
 
 
 class _CountingTokenizer(FakeTokenizer):
@@ -116,7 +116,7 @@ def test_many_texts_of_a_request_are_one_piece_of_work() -> None:
 # -- limits ----------------------------------------------------------------------------------------------
 
 
-def test_the_context_is_kept_to_the_last_token() -> None:
+def test_the_context_may_be_used_to_the_last_token() -> None:
     assert chat().requests[0].total_tokens == CONTEXT
     assert complete(prompt=[5] * 100, max_tokens=CONTEXT - 100).requests[0].total_tokens == CONTEXT
     assert complete(prompt=[5] * (CONTEXT - 1)).requests[0].max_tokens == 1
@@ -128,7 +128,7 @@ def test_the_context_is_kept_to_the_last_token() -> None:
     assert error.value.param == "prompt"
 
 
-def test_a_call_may_have_so_many_sequences() -> None:
+def test_a_call_may_have_the_largest_number_of_sequences() -> None:
     assert len(complete(prompt=["a"] * 128, n=8).requests) == OPTIONS.max_sequences
 
 
@@ -166,14 +166,14 @@ def test_a_call_has_the_priority_of_all_its_requests() -> None:
 
 def test_ids_are_openais_and_never_the_same() -> None:
     ids = {chat().id, chat().id, complete().id}
-    assert sorted(one.partition("-")[0] for one in ids) == ["chatcmpl", "chatcmpl", "cmpl"]
+    assert sorted(call_id.partition("-")[0] for call_id in ids) == ["chatcmpl", "chatcmpl", "cmpl"]
     call = complete(prompt=["a", "b"], n=2)
     numbered = [(f"{call.id}/{number}", (0, *tokens_of("aabb"[number]))) for number in range(4)]
     assert [(request.id, request.tokens) for request in call.requests] == numbered
 
 
 @pytest.mark.parametrize("none", [{}, {"seed": None}, {"seed": -1}])
-def test_without_a_seed_each_call_has_another(none: dict[str, object]) -> None:
+def test_each_call_without_a_seed_has_its_own(none: dict[str, object]) -> None:
     assert chat(**none).requests[0].sampling.seed != chat(**none).requests[0].sampling.seed
 
 
@@ -182,10 +182,10 @@ def test_the_fingerprint_follows_the_file() -> None:
     assert fingerprint(FAKE_INFO) == fingerprint(msgspec.structs.replace(FAKE_INFO)) != fingerprint(other)
 
 
-# -- what is refused -------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------------
 
 
-def test_without_a_mark_that_begins_it_a_prompt_has_tokens() -> None:
+def test_an_empty_prompt_without_a_bos_token_is_refused() -> None:
     assert refused(complete, prompt=["x", ""], tokenizer=FakeTokenizer(adds_bos=False)).param == "prompt"
 
 
@@ -194,16 +194,16 @@ def test_without_a_mark_that_begins_it_a_prompt_has_tokens() -> None:
 
 def test_a_shortened_conversation_has_boundaries_of_its_own() -> None:
     turns = [user("x" * CONTEXT), {"role": "assistant", "content": "y"}]
-    said = [MessageParam(message) for message in [*turns, user("now")]]
-    ask = CHAT.read(json.dumps({"messages": [user("now")]}).encode(), lenient=False)
-    forgetful = msgspec.structs.replace(ask, prompt=ConversationParam(said, "messages", may_forget=True))
+    messages = [MessageParam(message) for message in [*turns, user("now")]]
+    params = CHAT.read(json.dumps({"messages": [user("now")]}).encode(), lenient=False)
+    short = msgspec.structs.replace(params, prompt=ConversationParam(messages, "messages", may_forget=True))
     chosen = served(FakeEngine()).choose(None, None)
-    call = resolve(forgetful, ResolveContext(chosen, STATEFUL_INFO, Caller(), OPTIONS))
+    call = resolve(short, ResolveContext(chosen, STATEFUL_INFO, Caller(), OPTIONS))
     (request,) = call.requests
     assert (request.tokens, request.boundaries) == ((0, 300, *tokens_of("now"), 301), (2, 6))
 
 
-def test_a_template_for_tools_is_taken_where_there_are_any_or_by_name() -> None:
+def test_a_template_is_selected_by_tools_or_by_name() -> None:
     named = {
         name: ServedTemplate(name, TOOL_FORMATS[form], None)
         for name, form in (("tool_use", "hermes"), ("rag", "demo"))
@@ -238,7 +238,7 @@ def test_marks_of_thoughts_that_are_control_tokens_are_shown_to_the_reader() -> 
     assert call.requests[0].show_control_tokens
 
 
-# -- the last turn, and what is around it ----------------------------------------------------------------
+# -- the last turn and its surroundings ------------------------------------------------------------------
 
 
 def as_bytes(messages: Sequence[MessageParam]) -> tuple[int, ...]:
@@ -254,7 +254,7 @@ def around(*messages: Mapping[str, object]) -> str:
 SYSTEM, DONE = {"role": "system", "content": "s"}, {"role": "tool", "content": "42", "tool_call_id": "1"}
 
 
-def test_the_last_turn_is_blanked_and_nothing_else_is() -> None:
+def test_only_the_last_turn_is_blanked() -> None:
     assert around(SYSTEM, user("a"), user("b")) == "system:s|user:a|user:..."
     assert around(user("a"), DONE) == "user:...|tool:42"
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]

@@ -1,9 +1,10 @@
-"""Bodies and the calls that they become, as `resolved/` has them.
+"""Bodies and their resolved calls, recorded in `resolved/`.
 
-A section of a file has a title, `{...}` with what is special about its model, and the path and body that the
-fields of each further line complete. Indented lines say how a call differs from the section's first, with
-`«300»` for the control token 300. Behind `> "..."` stands what is read of an output of the last call, behind
-`? "..."` whether it may be one. `pytest --inline-snapshot=fix tests/api/test_resolved.py` writes them anew.
+A section of a file has a title, the options of its model as `{...}`, and a path with a body. The fields of
+each further line complete that body. The indented line below has the differences of the call from the first
+of its section; `«300»` is the control token 300. Below an output of the last call, `> "..."`, are its parts.
+Below `? "..."` is whether the constraint of the last call allows that output.
+`pytest --inline-snapshot=fix tests/api/test_resolved.py` updates the records.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ FAMILIES = {
 
 
 class Section:
-    """A model, the body that the others complete, and the last call."""
+    """Section of a file, with its model, its base body and its last call."""
 
     def __init__(
         self,
@@ -68,8 +69,8 @@ class Section:
         has_fim: bool = False,
         has_boundaries: bool = False,
     ) -> None:
-        """`is_on` and `budget` are the server's wishes about thoughts. `has_control`: the marks of all tool
-        formats are tokens."""
+        """`is_on` and `budget` are the server's options for thinking. With `has_control`, the marks of all
+        tool formats are control tokens."""
         self._base = base
         self._first: dict[str, Any] | None = None
         compiled = None if template is None else ChatTemplate(template, bos_text="<s>", eos_text="</s>")
@@ -87,7 +88,7 @@ class Section:
         )
 
     def record(self, line: str) -> str:
-        """Behind a body, and of an output of its call."""
+        """Return the line that follows this one in the record."""
         if line.startswith("? "):
             constraint = self._call.requests[0].constraint
             is_one = constraint is None or self._follower.accepts(constraint, json.loads(line[2:]))
@@ -111,14 +112,12 @@ class Section:
         self._first = self._first or found
         return json.dumps(unlike, ensure_ascii=False)
 
-    def _read(self, said: str) -> str:
-        """Letter by letter."""
-        of, parts = self._call, list[Part]()
-        letters = (TokenEvent(id=of.requests[0].id, tokens=tokens_of(one), text=one) for one in said)
-        reader = of.reader()
-        for part in (
-            part for events in engine_events(of, letters) for event in events for part in reader.read(event)
-        ):
+    def _read(self, output: str) -> str:
+        """Read an output letter by letter."""
+        call, parts = self._call, list[Part]()
+        letters = (TokenEvent(id=call.requests[0].id, tokens=tokens_of(char), text=char) for char in output)
+        events = itertools.chain.from_iterable(engine_events(call, letters))
+        for part in itertools.chain.from_iterable(map(call.reader().read, events)):
             if parts and type(part) is type(parts[-1]) and not isinstance(part, CallBegin):
                 part = msgspec.structs.replace(part, text=parts.pop().text + part.text)
             parts.append(part)
@@ -135,7 +134,7 @@ def shown(tokens: Sequence[int]) -> str:
 
 
 def facts(call: ResolvedRequest) -> dict[str, Any]:
-    """The first of its requests, and what the others and the answer have of their own."""
+    """Facts about a call and its first request, without defaults."""
     request = call.requests[0]
     found = {"prompts": [shown(prompt.tokens) for prompt in call.prompts]}
     found["echo"] = [prompt.echo for prompt in call.prompts if prompt.echo is not None]
@@ -152,11 +151,11 @@ def facts(call: ResolvedRequest) -> dict[str, Any]:
     return found
 
 
-def fields_of(struct: msgspec.Struct | None, *but: str) -> Iterator[tuple[str, Any]]:
-    """Those that have not their default."""
+def fields_of(struct: msgspec.Struct | None, *excluded: str) -> Iterator[tuple[str, Any]]:
+    """Yield the fields whose values are not defaults."""
     for field in msgspec.structs.fields(struct) if struct else ():
         value = getattr(struct, field.name)
-        if field.name in but or value in (field.default, "", None, {}, ()):
+        if field.name in excluded or value in (field.default, "", None, {}, ()):
             continue
         if field.name in ("opening", "closing"):
             value = shown(value)
@@ -169,8 +168,8 @@ def test_calls_are_as_recorded(name: str) -> None:
     for section in (FOLDER / f"{name}.txt").read_text("utf-8").split("\n\n## "):
         title, *lines = [line for line in section.split("\n") if line and not line.startswith("    ")]
         record = [title, *(lines.pop(0) for _ in range(lines[0].startswith("{")))]
-        one = Section(lines[0], **(json.loads(record[1]) if record[1:] else {}))
+        recorded_section = Section(lines[0], **(json.loads(record[1]) if record[1:] else {}))
         for line in lines:
-            record += [line] if line.startswith("# ") else [line, f"    {one.record(line)}"]
+            record += [line] if line.startswith("# ") else [line, f"    {recorded_section.record(line)}"]
         sections.append("\n".join(record))
     assert "\n\n\n## ".join(sections) + "\n" == external_file(f"resolved/{name}.txt")

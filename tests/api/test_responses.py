@@ -1,4 +1,4 @@
-"""`/v1/responses` over HTTP, beside what `exchanges/responses.txt` has."""
+"""`/v1/responses` over HTTP, apart from the cases in `exchanges/responses.txt`."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ async def serving(engine: FakeEngine, *args: Any, **options: Any) -> AsyncIterat
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(FakeEngine(text="Hello you")) as one:
-        yield one
+    async with serving(FakeEngine(text="Hello you")) as http_client:
+        yield http_client
 
 
-async def respond(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
+async def post(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
     return await http.post("/v1/responses", json={"input": "hi", "max_output_tokens": 20, **fields})
 
 
-async def made(http: httpx.AsyncClient, **fields: object) -> Json:
-    answer = await respond(http, **fields)
+async def create(http: httpx.AsyncClient, **fields: object) -> Json:
+    answer = await post(http, **fields)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
@@ -95,55 +95,55 @@ async def test_a_long_conversation_is_shortened_where_that_is_allowed() -> None:
     async with serving(FakeEngine(info, text="Hello")) as http:
         turns = [{"role": role, "content": "x" * 30} for _ in range(10) for role in ("user", "assistant")]
         long = [{"role": "system", "content": "Be kind."}, *turns, {"role": "user", "content": "now"}]
-        refused = await respond(http, input=long)
+        refused = await post(http, input=long)
         assert error_of(refused)["code"] == "context_length_exceeded"
         assert error_of(refused)["param"] == "input"
-        response = await made(http, input=long, truncation="auto")
+        response = await create(http, input=long, truncation="auto")
         assert 200 < response["usage"]["input_tokens"] <= 380
         image = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
-        unseen = await respond(http, input=[*long, image], truncation="auto")
+        unseen = await post(http, input=[*long, image], truncation="auto")
         named = f"input[{len(long)}].content[0] (input_image)"
-        assert unseen.headers["x-ignored-parameters"] == named, "as the client counts"
-        too_long = await respond(http, input="x" * 500, truncation="auto")
+        assert unseen.headers["x-ignored-parameters"] == named, "the index is the one in the client's body"
+        too_long = await post(http, input="x" * 500, truncation="auto")
         assert error_of(too_long)["code"] == "context_length_exceeded"
 
 
 # -- in the background -------------------------------------------------------------------------------------
 
 
-async def begun(http: httpx.AsyncClient, **fields: object) -> Json:
-    return await made(http, background=True, **fields)
+async def create_in_background(http: httpx.AsyncClient, **fields: object) -> Json:
+    return await create(http, background=True, **fields)
 
 
 async def status_of(http: httpx.AsyncClient, response: Json) -> str:
     return str((await http.get(f"/v1/responses/{response['id']}")).json()["status"])
 
 
-async def has_ended(http: httpx.AsyncClient, response: Json) -> Json:
-    """The response at its end, for which its stream waits."""
+async def wait_for_end(http: httpx.AsyncClient, response: Json) -> Json:
+    """Return the response after its stream has ended."""
     path = f"/v1/responses/{response['id']}"
     with anyio.fail_after(DEADLINE_S):
         await http.get(f"{path}?stream=true")
     return dict((await http.get(path)).json())
 
 
-async def test_a_response_is_made_behind_its_request() -> None:
+async def test_a_background_response_outlives_its_request() -> None:
     engine = FakeEngine(text="Hello you", is_held=True)
     async with serving(engine) as http:
-        response = await begun(http)
+        response = await create_in_background(http)
         assert response["status"] == "queued"
         assert await status_of(http, response) in ("queued", "in_progress")
-        refused = await respond(http, previous_response_id=response["id"])
+        refused = await post(http, previous_response_id=response["id"])
         assert error_of(refused)["param"] == "previous_response_id"
         engine.goes_on.set()
-        assert text_of(await has_ended(http, response)) == "Hello you"
-        assert (await made(http, previous_response_id=response["id"]))["status"] == "completed"
+        assert text_of(await wait_for_end(http, response)) == "Hello you"
+        assert (await create(http, previous_response_id=response["id"]))["status"] == "completed"
 
 
-async def test_it_is_cancelled() -> None:
+async def test_a_background_response_is_cancelled() -> None:
     engine = FakeEngine(text="Hello you", is_held=True)
     async with serving(engine) as http:
-        response = await begun(http)
+        response = await create_in_background(http)
         path = f"/v1/responses/{response['id']}"
         assert (await http.post(path + "/cancel")).json()["status"] == "cancelled"
         assert (await http.post(path + "/cancel")).json()["status"] == "cancelled"
@@ -153,62 +153,62 @@ async def test_it_is_cancelled() -> None:
         assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
 
 
-async def test_a_client_that_leaves_ends_nothing_in_the_background() -> None:
+async def test_a_client_that_leaves_does_not_end_a_background_response() -> None:
     engine = FakeEngine(text="Hello you", is_held=True)
     async with application(engine) as app, client(app) as http:
-        response = await begun(http)
+        response = await create_in_background(http)
         path = f"/v1/responses/{response['id']}"
         scope = scope_of(path, None, method="GET", query_string=b"stream=true")
-        listening = Exchange()
-        leaving = asyncio.create_task(app(scope, listening.receive, listening.send))
-        assert b"response.created" in (await listening.chunk() or b"")
-        listening.disconnect()
-        await leaving
+        stream = Exchange()
+        request = asyncio.create_task(app(scope, stream.receive, stream.send))
+        assert b"response.created" in (await stream.chunk() or b"")
+        stream.disconnect()
+        await request
         engine.goes_on.set()
-        assert (await has_ended(http, response))["status"] == "completed"
+        assert (await wait_for_end(http, response))["status"] == "completed"
 
 
-async def test_a_client_that_leaves_while_it_is_stored_leaves_nothing_queued(tmp_path: Path) -> None:
-    path, tries = tmp_path / "jobs.db", threading.Event()
+async def test_a_response_whose_client_leaves_while_it_is_stored_still_completes(tmp_path: Path) -> None:
+    path, has_begun = tmp_path / "jobs.db", threading.Event()
     engine = FakeEngine(text="Hello you", is_held=True)
 
     def note(*args: Any) -> None:
         if args[2] == "BEGIN IMMEDIATE":
-            tries.set()
+            has_begun.set()
 
     async with serving(engine, str(path)) as http:
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")  # the server cannot write now
             sqlalchemy.event.listen(sqlalchemy.Engine, "before_cursor_execute", note)
-            asking = asyncio.create_task(respond(http, background=True))
-            await eventually(tries.is_set)
+            request = asyncio.create_task(post(http, background=True))
+            await eventually(has_begun.is_set)
             sqlalchemy.event.remove(sqlalchemy.Engine, "before_cursor_execute", note)
-            asking.cancel()
+            request.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asking
+                await request
             other.execute("ROLLBACK")
             engine.goes_on.set()
             statuses = "SELECT status FROM responses"
             await eventually(lambda: other.execute(statuses).fetchall() == [("completed",)])
 
 
-async def test_one_that_is_deleted_ends() -> None:
+async def test_a_deleted_response_ends() -> None:
     engine = FakeEngine(text="Hello you", is_held=True)
     async with serving(engine) as http:
-        response = await begun(http)
+        response = await create_in_background(http)
         assert (await http.delete(f"/v1/responses/{response['id']}")).status_code == 200
         await eventually(lambda: engine.requests() == [])
         assert (await http.get(f"/v1/responses/{response['id']}")).status_code == 404
 
 
-async def test_what_a_dead_server_leaves_behind_has_failed(tmp_path: Path) -> None:
+async def test_a_response_of_a_dead_server_has_failed(tmp_path: Path) -> None:
     where = str(tmp_path / "jobs.db")
     async with serving(FakeEngine(text="Hello"), where) as http:
-        response = await has_ended(http, await begun(http))
+        response = await wait_for_end(http, await create_in_background(http))
     async with stores_at(where) as stores:
         record = await stores.responses.get("", response["id"])
         running = {**json.loads(record.response), "status": "in_progress", "id": "resp_left"}
-        left = msgspec.structs.replace(
+        abandoned = msgspec.structs.replace(
             record,
             id="resp_left",
             status=type(record.status).IN_PROGRESS,
@@ -216,7 +216,7 @@ async def test_what_a_dead_server_leaves_behind_has_failed(tmp_path: Path) -> No
             lease_holder="elsewhere 1 0.00 x",
             lease_until=1.0,
         )
-        await stores.responses.add(left, [])
+        await stores.responses.add(abandoned, [])
     async with serving(FakeEngine(text="Hello"), where) as http:
         shown = (await http.get("/v1/responses/resp_left")).json()
         assert (shown["status"], shown["error"]["code"]) == ("failed", "server_error")
@@ -229,13 +229,13 @@ async def test_a_server_that_ends_leaves_a_failed_response(tmp_path: Path) -> No
     where = str(tmp_path / "jobs.db")
     engine = FakeEngine(text="Hello", is_held=True)
     async with serving(engine, where) as http:
-        response = await begun(http)
-        engine.cancel(response["id"])  # as an engine's end ends its requests
+        response = await create_in_background(http)
+        engine.cancel(response["id"])  # an engine that ends does so too
     async with serving(FakeEngine(text="Hello"), where) as http:
         assert await status_of(http, response) in ("failed", "cancelled")
 
 
 async def test_conversations_expire() -> None:
     async with serving(FakeEngine(), job_options=JobOptions(model="fake", response_lifetime_s=0)) as http:
-        named = (await http.post("/v1/conversations", json={})).json()["id"]
-        assert (await http.get(f"/v1/conversations/{named}")).status_code == 404
+        conversation_id = (await http.post("/v1/conversations", json={})).json()["id"]
+        assert (await http.get(f"/v1/conversations/{conversation_id}")).status_code == 404

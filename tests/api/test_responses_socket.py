@@ -1,4 +1,4 @@
-"""`/v1/responses` as a WebSocket, beside what `websockets/responses.txt` has: signs of life and ends."""
+"""`/v1/responses` as a WebSocket, apart from `websockets/responses.txt`: keepalives and ends."""
 
 from __future__ import annotations
 
@@ -26,44 +26,44 @@ def socket_of(app: Starlette) -> AbstractAsyncContextManager[Socket]:
 
 
 def quick(engine: FakeEngine) -> Starlette:
-    """A server whose streams soon show that they live."""
+    """Build a server with frequent keepalives."""
     return api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0.01))
 
 
 async def until(socket: Socket, *kinds: str) -> list[Json]:
     """All events up to the first of these kinds."""
-    found = [await socket.next()]
-    while found[-1]["type"] not in kinds:
-        found.append(await socket.next())
-    return found
+    events = [await socket.next()]
+    while events[-1]["type"] not in kinds:
+        events.append(await socket.next())
+    return events
 
 
-async def test_signs_of_life_may_be_switched_off() -> None:
+async def test_keepalives_can_be_switched_off() -> None:
     engine = FakeEngine(text="Hello", is_held=True)
     async with socket_of(api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0))) as socket:
         socket.send(CREATE)
         await socket.next()
-        for _ in range(100):  # signs without a pause would come at each turn of the event loop
+        for _ in range(100):  # keepalives without a pause would come at each turn of the event loop
             await anyio.lowlevel.checkpoint()
         engine.goes_on.set()
-        found = await until(socket, "response.completed")
-    assert sum(event["type"] == "response.in_progress" for event in found) <= 1
+        events = await until(socket, "response.completed")
+    assert sum(event["type"] == "response.in_progress" for event in events) <= 1
 
 
-async def test_who_waits_sees_that_it_lives() -> None:
+async def test_a_waiting_response_sends_keepalives() -> None:
     engine = FakeEngine(text="Hello", is_held=True)
     async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
-        found = await until(socket, "response.in_progress") + await until(socket, "response.in_progress")
+        events = await until(socket, "response.in_progress") + await until(socket, "response.in_progress")
         engine.goes_on.set()
-        found += await until(socket, "response.completed")
-    kinds = [one["type"] for one in found]
+        events += await until(socket, "response.completed")
+    kinds = [event["type"] for event in events]
     assert kinds[:3] == ["response.created", "response.in_progress", "response.in_progress"]
-    assert [one["sequence_number"] for one in found] == list(range(len(found)))
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
 @pytest.mark.parametrize("limits", [{"max_socket_requests": 1}, {"max_body_bytes": 250}])
-async def test_messages_that_wait_are_few_and_small(limits: dict[str, int]) -> None:
+async def test_waiting_messages_are_limited_in_number_and_size(limits: dict[str, int]) -> None:
     engine = FakeEngine(text="Hello", is_held=True)
     app = api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0, **limits))
     async with socket_of(app) as socket:
@@ -78,7 +78,7 @@ async def test_messages_that_wait_are_few_and_small(limits: dict[str, int]) -> N
         await until(socket, "response.completed")
 
 
-async def test_who_closes_ends_the_response() -> None:
+async def test_a_closed_socket_ends_its_response() -> None:
     engine = FakeEngine(text="Hello", is_held=True)
     async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
@@ -87,11 +87,11 @@ async def test_who_closes_ends_the_response() -> None:
         await eventually(lambda: engine.requests() == [])
 
 
-async def test_who_is_cancelled_hears_of_a_failure() -> None:
+async def test_a_cancelled_response_fails() -> None:
     engine = FakeEngine(text="Hello", is_held=True)
     async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
-        begun = await until(socket, "response.in_progress")
-        engine.cancel(begun[0]["response"]["id"])
-        found = await until(socket, "response.failed")
-        assert found[-2]["type"] == "error"
+        first_events = await until(socket, "response.in_progress")
+        engine.cancel(first_events[0]["response"]["id"])
+        last_events = await until(socket, "response.failed")
+        assert last_events[-2]["type"] == "error"

@@ -50,7 +50,7 @@ async def test_refused_rows(engine: FakeEngine, fields: dict[str, object], statu
     assert json.loads(answer.body)["error"]["param"] == param
 
 
-async def test_a_row_has_batch_priority_whatever_it_says(engine: FakeEngine) -> None:
+async def test_a_row_always_has_batch_priority(engine: FakeEngine) -> None:
     engine.goes_on.clear()
     task = asyncio.create_task(rows(engine)(CHAT, body(priority="interactive"), ""))
     await eventually(lambda: bool(engine.requests()))
@@ -60,7 +60,7 @@ async def test_a_row_has_batch_priority_whatever_it_says(engine: FakeEngine) -> 
     assert engine.requests() == []
 
 
-async def test_a_server_that_ends_is_not_the_rows_fault() -> None:
+async def test_a_row_is_put_off_when_the_server_ends() -> None:
     async with running(new_engine("step_s=0.05")) as engine:
         task = asyncio.create_task(rows(engine)(CHAT, body(max_tokens=4000, ignore_eos=True), ""))
         await eventually(lambda: bool(engine.requests()))
@@ -69,7 +69,7 @@ async def test_a_server_that_ends_is_not_the_rows_fault() -> None:
     assert answer.retry_after_s is not None
 
 
-async def test_a_key_that_is_gone_runs_nothing(engine: FakeEngine, tmp_path: Path) -> None:
+async def test_a_row_of_a_removed_key_is_refused(engine: FakeEngine, tmp_path: Path) -> None:
     run_row = create_api(served(engine), OPTIONS, keys=key_ring(tmp_path, ann="")).run_row
     assert (await run_row(CHAT, body(), "ann")).status == 200
     assert (await run_row(CHAT, body(), "bob")).status == 401

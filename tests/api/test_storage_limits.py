@@ -1,4 +1,4 @@
-"""What a key may store, what stays free of the disk, and how batches wait for room."""
+"""Storage limits of a key, the free part of the disk, and batches that wait for room."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Disk:
-    """It says what the test wants."""
+    """Disk with the space that the test sets."""
 
     def __init__(self, space: DiskSpace | None = None) -> None:
         self.space = space
@@ -42,40 +42,38 @@ class Disk:
 
 
 @asynccontextmanager
-async def serving(
-    folder: Path, limits: str, *, disk: Disk | None = None, says: str = "Hello you"
-) -> AsyncIterator[httpx.AsyncClient]:
-    """ann has these limits, bob has none."""
+async def serving(folder: Path, limits: str, *, disk: Disk | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve a key `ann` with these limits and a key `bob` without limits."""
     options = JobOptions(model="fake", poll_s=0.05)
     jobs = Jobs(open_database(str(folder / "jobs.db")), options, space=disk or Disk())
-    made = create_api(
-        served(FakeEngine(text=says)), OPTIONS, keys=key_ring(folder, ann=limits, bob=""), jobs=jobs
+    application = create_api(
+        served(FakeEngine(text="Hello you")), OPTIONS, keys=key_ring(folder, ann=limits, bob=""), jobs=jobs
     )
-    running = asyncio.create_task(jobs.run(made.run_row))
-    async with client(made.app) as http:
+    running = asyncio.create_task(jobs.run(application.run_row))
+    async with client(application.app) as http:
         yield http
-    await made.settle()
+    await application.settle()
     await jobs.close()
     await running
 
 
-async def upload(http: httpx.AsyncClient, who: str, content: bytes) -> httpx.Response:
+async def upload(http: httpx.AsyncClient, owner: str, content: bytes) -> httpx.Response:
     return await http.post(
-        "/v1/files", files={"file": ("rows.jsonl", content)}, data={"purpose": "batch"}, headers=of(who)
+        "/v1/files", files={"file": ("rows.jsonl", content)}, data={"purpose": "batch"}, headers=of(owner)
     )
 
 
-async def respond(http: httpx.AsyncClient, who: str, size: int, **fields: object) -> httpx.Response:
-    """It is stored with the description in its schema, of so many bytes."""
+async def respond(http: httpx.AsyncClient, owner: str, size: int, **fields: object) -> httpx.Response:
+    """Create a response whose stored schema has a description of `size` bytes."""
     schema = {"type": "object", "description": "x" * size}
     form = {"type": "json_schema", "name": "a", "schema": schema}
     body = {"input": "x", "max_output_tokens": 5, "text": {"format": form}, **fields}
-    return await http.post("/v1/responses", json=body, headers=of(who))
+    return await http.post("/v1/responses", json=body, headers=of(owner))
 
 
-async def batch(http: httpx.AsyncClient, who: str, file_id: str) -> httpx.Response:
+async def batch(http: httpx.AsyncClient, owner: str, file_id: str) -> httpx.Response:
     body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
-    return await http.post("/v1/batches", json=body, headers=of(who))
+    return await http.post("/v1/batches", json=body, headers=of(owner))
 
 
 def assert_full(answer: httpx.Response) -> None:
@@ -96,7 +94,7 @@ def lines(num_rows: int, **fields: object) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
-async def test_so_many_files_and_no_more(tmp_path: Path) -> None:
+async def test_the_number_of_files_is_limited(tmp_path: Path) -> None:
     async with serving(tmp_path, "files = 2") as http:
         first, second, third = [await upload(http, "ann", b"x") for _ in range(3)]
         assert (first.status_code, second.status_code) == (200, 200)
@@ -121,24 +119,24 @@ async def test_a_file_may_be_larger_than_other_bodies_and_has_a_limit_and_a_purp
 
 async def test_an_upload_is_a_form(engine: FakeEngine, jobs: Jobs) -> None:
     async with client(create_api(served(engine), OPTIONS, jobs=jobs).app) as http:
-        for sent in ({"json": {"purpose": "batch"}}, {"data": {"purpose": "batch"}}):
-            refused = await http.post("/v1/files", **sent)
+        for arguments in ({"json": {"purpose": "batch"}}, {"data": {"purpose": "batch"}}):
+            refused = await http.post("/v1/files", **arguments)
             assert refused.status_code == 400
             assert "multipart/form-data" in error_of(refused)["message"]
 
 
-async def test_so_many_bytes_of_files_and_no_more(tmp_path: Path) -> None:
+async def test_the_bytes_of_files_are_limited(tmp_path: Path) -> None:
     async with serving(tmp_path, "stored_mb = 1") as http:
-        kept = (await upload(http, "ann", b"x" * 900 * KB)).json()
+        large = (await upload(http, "ann", b"x" * 900 * KB)).json()
         assert_full(await upload(http, "ann", b"x" * 200 * KB))
         assert (await upload(http, "ann", b"x" * 100 * KB)).status_code == 200
         assert_full(await respond(http, "ann", 50 * KB))
         assert (await upload(http, "bob", b"x" * 2000 * KB)).status_code == 200
-        await http.delete(f"/v1/files/{kept['id']}", headers=of("ann"))
+        await http.delete(f"/v1/files/{large['id']}", headers=of("ann"))
         assert (await upload(http, "ann", b"x" * 200 * KB)).status_code == 200
 
 
-async def test_uploads_at_once_do_not_exceed_it_together(tmp_path: Path) -> None:
+async def test_concurrent_uploads_do_not_exceed_the_limit(tmp_path: Path) -> None:
     async with serving(tmp_path, "stored_mb = 1") as http:
         answers = await asyncio.gather(*(upload(http, "ann", b"x" * 300 * KB) for _ in range(8)))
         stored = [answer for answer in answers if answer.status_code == 200]
@@ -147,7 +145,7 @@ async def test_uploads_at_once_do_not_exceed_it_together(tmp_path: Path) -> None
         assert len(listed) == len(stored)
 
 
-async def test_so_many_bytes_of_responses_and_no_more(tmp_path: Path) -> None:
+async def test_the_bytes_of_responses_are_limited(tmp_path: Path) -> None:
     async with serving(tmp_path, "stored_mb = 1") as http:
         stored = [await respond(http, "ann", 240 * KB) for _ in range(4)]
         assert [answer.status_code for answer in stored] == [200] * 4, stored[0].text
@@ -162,7 +160,7 @@ async def test_so_many_bytes_of_responses_and_no_more(tmp_path: Path) -> None:
         assert (await respond(http, "ann", 240 * KB)).status_code == 200
 
 
-async def test_without_room_for_results_there_is_no_batch(tmp_path: Path) -> None:
+async def test_a_batch_without_room_for_its_results_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path, "stored_mb = 1") as http:
         rows = lines(1)
         file = (await upload(http, "ann", rows + b"\n" * (KB * KB - len(rows)))).json()
@@ -170,26 +168,26 @@ async def test_without_room_for_results_there_is_no_batch(tmp_path: Path) -> Non
         assert_full(await batch(http, "ann", file["id"]))
 
 
-async def test_rows_wait_for_room_and_go_on_when_there_is_some(tmp_path: Path) -> None:
-    """Beside a large file there is room for the results of a few of them."""
+async def test_rows_wait_until_there_is_room(tmp_path: Path) -> None:
+    """The large file leaves room for the results of a few rows."""
     async with serving(tmp_path, "stored_mb = 1") as http:
         rows = lines(100)
         file = (await upload(http, "ann", rows)).json()
         large = (await upload(http, "ann", b"x" * (KB * KB - len(rows) - 10 * KB))).json()
-        begun = (await batch(http, "ann", file["id"])).json()
+        waiting_batch = (await batch(http, "ann", file["id"])).json()
         other = (await upload(http, "bob", rows)).json()
-        others = (await batch(http, "bob", other["id"])).json()
-        await has_completed(tmp_path, others["id"])
-        told = (await http.get(f"/v1/batches/{begun['id']}", headers=of("ann"))).json()
-        assert told["status"] == "in_progress"
-        assert 0 < told["request_counts"]["completed"] < 100
+        others_batch = (await batch(http, "bob", other["id"])).json()
+        await wait_for_completion(tmp_path, others_batch["id"])
+        shown_batch = (await http.get(f"/v1/batches/{waiting_batch['id']}", headers=of("ann"))).json()
+        assert shown_batch["status"] == "in_progress"
+        assert 0 < shown_batch["request_counts"]["completed"] < 100
         await http.delete(f"/v1/files/{large['id']}", headers=of("ann"))
-        await has_completed(tmp_path, begun["id"])
-        told = (await http.get(f"/v1/batches/{begun['id']}", headers=of("ann"))).json()
-        assert told["request_counts"] == {"total": 100, "completed": 100, "failed": 0}
+        await wait_for_completion(tmp_path, waiting_batch["id"])
+        shown_batch = (await http.get(f"/v1/batches/{waiting_batch['id']}", headers=of("ann"))).json()
+        assert shown_batch["request_counts"] == {"total": 100, "completed": 100, "failed": 0}
 
 
-async def has_completed(folder: Path, batch_id: str) -> None:
+async def wait_for_completion(folder: Path, batch_id: str) -> None:
     status = f"SELECT status FROM batches WHERE id = '{batch_id}'"
     with closing(sqlite3.connect(folder / "jobs.db")) as database:
         await eventually(lambda: database.execute(status).fetchone() == ("completed",))
@@ -208,9 +206,10 @@ async def test_a_part_of_the_disk_stays_free(tmp_path: Path, space: DiskSpace, i
     disk = Disk()
     async with serving(tmp_path, "", disk=disk) as http:
         file = (await upload(http, "ann", lines(1))).json()
-        kept = (await respond(http, "ann", 10)).json()
+        stored = (await respond(http, "ann", 10)).json()
         disk.space = space
-        await http.delete(f"/v1/responses/{kept['id']}", headers=of("ann"))  # the disk is looked at anew
+        # A deletion makes the server look at the disk again.
+        await http.delete(f"/v1/responses/{stored['id']}", headers=of("ann"))
         refused = [
             await upload(http, "bob", b"x"),
             await batch(http, "ann", file["id"]),
@@ -218,8 +217,8 @@ async def test_a_part_of_the_disk_stays_free(tmp_path: Path, space: DiskSpace, i
             await respond(http, "ann", 10, background=True),
         ]
         assert {answer.status_code for answer in refused} == {503 if is_full else 200}
-        unasked = await respond(http, "ann", 10)
-        assert (unasked.status_code, unasked.json()["store"]) == (200, not is_full)
+        by_default = await respond(http, "ann", 10)
+        assert (by_default.status_code, by_default.json()["store"]) == (200, not is_full)
         assert (await http.get("/v1/files", headers=of("ann"))).status_code == 200
 
 
@@ -232,20 +231,20 @@ async def test_an_upload_must_fit_beside_what_stays_free(tmp_path: Path) -> None
 
 async def test_rows_have_a_limit_of_tokens_of_their_own(tmp_path: Path) -> None:
     keys = key_ring(tmp_path, ann="batch_tokens_per_day = 60\ntokens_per_day = 1000")
-    made = create_api(served(FakeEngine(text="Hello you")), OPTIONS, keys=keys)
+    application = create_api(served(FakeEngine(text="Hello you")), OPTIONS, keys=keys)
 
     def body(max_tokens: int) -> bytes:
         return json.dumps({"messages": MESSAGES, "max_tokens": max_tokens}).encode()
 
-    answers = [await made.run_row(CHAT, body(9), "ann") for _ in range(20)]
+    answers = [await application.run_row(CHAT, body(9), "ann") for _ in range(20)]
     done = [answer for answer in answers if answer.status == 200]
     usage = [json.loads(answer.body)["usage"]["total_tokens"] for answer in done]
     assert 0 < sum(usage) <= 60
     waiting = answers[len(done) :]
     assert waiting
     assert all(answer.pauses and answer.retry_after_s for answer in waiting)
-    never = await made.run_row(CHAT, body(100), "ann")
+    never = await application.run_row(CHAT, body(100), "ann")
     assert (never.status, never.retry_after_s, never.pauses) == (429, None, False)
-    async with client(made.app) as http:
-        one = await http.post(CHAT, content=body(9), headers=of("ann"))
-        assert one.status_code == 200
+    async with client(application.app) as http:
+        interactive = await http.post(CHAT, content=body(9), headers=of("ann"))
+        assert interactive.status_code == 200

@@ -1,4 +1,4 @@
-"""The time that a body has to come; `exchanges/time_limits.txt` has that of an answer."""
+"""Time limits of a body; `exchanges/time_limits.txt` has those of an answer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.api.serving import OPTIONS, api
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_body_that_does_not_come(engine: FakeEngine) -> None:
+async def test_a_body_that_does_not_arrive_ends_with_408(engine: FakeEngine) -> None:
     app = api(engine, msgspec.structs.replace(OPTIONS, read_timeout_s=0.1))
-    async with exchange(app, "/v1/chat/completions") as one:
-        error = json.loads(await one.chunk() or b"")["error"]
-    assert (one.status, error["code"]) == (408, "request_body_timeout")
-    assert one.headers["connection"] == "close"
+    async with exchange(app, "/v1/chat/completions") as request:
+        error = json.loads(await request.chunk() or b"")["error"]
+    assert (request.status, error["code"]) == (408, "request_body_timeout")
+    assert request.headers["connection"] == "close"
 
 
 async def test_each_kib_of_a_body_buys_a_second() -> None:
@@ -44,7 +44,7 @@ async def test_each_kib_of_a_body_buys_a_second() -> None:
         await receive_in_time()
 
 
-async def test_behind_the_body_one_may_wait() -> None:
+async def test_the_time_after_the_body_is_not_limited() -> None:
     now_s = 0.0
 
     async def receive() -> Message:

@@ -1,4 +1,4 @@
-"""Calls as each family of models writes them: what its grammar takes, and what is read from it."""
+"""Tool calls in the format of each model family: the texts that its grammar allows, and the parsed calls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ANSWER = {"type": "json_schema", "json_schema": {"name": "n", "schema": A_NUMBER
 
 
 def compact(text: str) -> str:
-    """The call with the white space that the server's grammars have unless it is flexible."""
+    """Return the call with the white space of grammars that are not flexible."""
     text = re.sub(r'\{"(name|tool_name)": "(\w+)", "(\w+)": ', r'{"\1":"\2","\3":', text)
     return text.replace('{"city": "Rome", "days": 3}', '{"city":"Rome","days":3}')
 
@@ -71,18 +71,18 @@ CONTROL = (
     *("<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"),
 )
 TAUGHT, PLAIN = Follower(CONTROL), Follower()
-"""A vocabulary with each family's control tokens, and one to which they are text."""
+"""Vocabularies with the control tokens of all families, and without them."""
 BOTH = pytest.mark.parametrize(
     "follower", [pytest.param(TAUGHT, id="control"), pytest.param(PLAIN, id="text", marks=pytest.mark.slow)]
 )
 
 
-def asked(form: str, follower: Follower = TAUGHT, **fields: object) -> ResolvedRequest:
-    return resolved(form, follower, json.dumps(fields))
+def resolve(form: str, follower: Follower = TAUGHT, **fields: object) -> ResolvedRequest:
+    return resolve_cached(form, follower, json.dumps(fields))
 
 
 @functools.cache
-def resolved(form: str, follower: Follower, fields: str) -> ResolvedRequest:
+def resolve_cached(form: str, follower: Follower, fields: str) -> ResolvedRequest:
     return chat(**{"form": form, "tokenizer": follower.tokenizer, "tools": TOOLS, **json.loads(fields)})
 
 
@@ -93,7 +93,7 @@ def accepts(call: ResolvedRequest, follower: Follower, text: str) -> bool:
 
 
 def read(reader: PartsReader, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
-    """Thoughts, content, and calls with their arguments parsed."""
+    """Return thoughts, content, and calls with parsed arguments."""
     parts: list[Part] = [part for piece in pieces for part in reader.read_texts("", piece, has_ended=False)]
     parts += reader.read_texts("", "")
     thoughts, content, calls = "", "", list[tuple[str, str]]()
@@ -112,24 +112,24 @@ def read(reader: PartsReader, pieces: list[str]) -> tuple[str, str, list[tuple[s
 
 @BOTH
 @pytest.mark.parametrize("form", ONE)
-def test_the_grammar_takes_the_familys_calls_and_no_others(form: str, follower: Follower) -> None:
-    one, text = ONE[form], "<|channel|>final<|message|>Hello." if form == "harmony" else "Hello."
-    wrong = (one.replace("weather", "whether"), one.replace("3", "9"), one[:-1], f"{one} and more")
+def test_the_grammar_accepts_only_calls_of_its_family(form: str, follower: Follower) -> None:
+    good, text = ONE[form], "<|channel|>final<|message|>Hello." if form == "harmony" else "Hello."
+    wrong = (good.replace("weather", "whether"), good.replace("3", "9"), good[:-1], f"{good} and more")
     for choice in ("auto", "required"):
-        call = asked(form, follower, tool_choice=choice)
-        assert accepts(call, follower, one)
-        assert not any(accepts(call, follower, each) for each in wrong)
+        call = resolve(form, follower, tool_choice=choice)
+        assert accepts(call, follower, good)
+        assert not any(accepts(call, follower, wrong_text) for wrong_text in wrong)
         assert accepts(call, follower, text) is (choice == "auto")
         if form in TWO:
-            alone = asked(form, follower, tool_choice=choice, parallel_tool_calls=False)
+            sequential = resolve(form, follower, tool_choice=choice, parallel_tool_calls=False)
             assert accepts(call, follower, TWO[form])
-            assert not accepts(alone, follower, TWO[form])
+            assert not accepts(sequential, follower, TWO[form])
 
 
 @pytest.mark.parametrize("form", ONE)
 def test_a_named_function_is_called_once_and_free_text_may_have_stop_strings(form: str) -> None:
-    assert asked(form, stop="x").requests[0].stop == ("x",)
-    call = asked(form, tool_choice=NAMED)
+    assert resolve(form, stop="x").requests[0].stop == ("x",)
+    call = resolve(form, tool_choice=NAMED)
     assert accepts(call, TAUGHT, ONE[form])
     for text in (ONE[form].replace("weather", "now"), TWO.get(form, "text"), "text"):
         assert not accepts(call, TAUGHT, text)
@@ -137,8 +137,8 @@ def test_a_named_function_is_called_once_and_free_text_may_have_stop_strings(for
 
 @BOTH
 @pytest.mark.parametrize("form", ONE)
-def test_an_answer_of_a_form_stands_beside_calls(form: str, follower: Follower) -> None:
-    call = asked(form, follower, response_format=ANSWER)
+def test_a_structured_answer_is_allowed_beside_calls(form: str, follower: Follower) -> None:
+    call = resolve(form, follower, response_format=ANSWER)
     answer = '{"a":7}'
     shown = f"<|channel|>final <|constrain|>json<|message|>{answer}" if form == "harmony" else answer
     assert accepts(call, follower, shown)
@@ -168,7 +168,7 @@ RAW = [
 @given(city=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30))
 def test_raw_text_becomes_a_json_string(form: str, follower: Follower, city: str) -> None:
     text = ONE[form].replace("Rome", city)
-    call = asked(form, follower)
+    call = resolve(form, follower)
     if accepts(call, follower, text):
         assert read(call.reader(), list(text)) == ("", "", [("weather", {"city": city, "days": 3})])
     else:
@@ -184,7 +184,7 @@ FILE = {
 
 
 @pytest.mark.parametrize("form", SPLIT)
-def test_parameters_come_in_any_order_where_the_tool_is_not_strict(form: str) -> None:
+def test_parameters_may_have_any_order_unless_the_tool_is_strict(form: str) -> None:
     free, strict = (split(FILE, form=form, strict=strict) for strict in (None, True))
     values = {"path": "a", "offset": 1, "limit": 2}
     for names in ("path offset limit", "limit path offset", "offset path", "path limit"):
@@ -200,12 +200,12 @@ def test_parameters_come_in_any_order_where_the_tool_is_not_strict(form: str) ->
 
 
 @pytest.mark.parametrize("form", SPLIT)
-def test_parameters_have_any_names_that_the_format_can_read(form: str) -> None:
+def test_parameters_may_have_any_name_that_the_format_can_read(form: str) -> None:
     names = ["größe", "$filter", "a b", "a:b", "a=b", "a,b", "x-y", "max(1)", "it's", "@type", "a>b", "a.b"]
-    can = TOOL_FORMATS[form].names_parameter
-    arguments = {name: 1 for name in names if can(name)}
+    is_readable = TOOL_FORMATS[form].names_parameter
+    arguments = {name: 1 for name in names if is_readable(name)}
     assert {"größe", "$filter", "a b", "x-y", "@type", "a.b"} <= arguments.keys()
-    assert not any(map(can, ["", "<bos>", "<|end|>", "a\nb", "a\x00"]))
+    assert not any(map(is_readable, ["", "<bos>", "<|end|>", "a\nb", "a\x00"]))
     call = split({"type": "object", "properties": {name: {"type": "integer"} for name in names}}, form=form)
     written = TOOL_FORMATS[form].written([WrittenCall("f", arguments)])
     assert accepts(call, PLAIN, written)
@@ -247,7 +247,7 @@ def test_a_string_beside_other_scalars_is_raw_where_strings_are(
     assert accepts(call, PLAIN, other) is ("Rome" in values)
 
 
-def test_null_that_two_ways_of_oneof_allow_is_not_written() -> None:
+def test_a_null_that_two_alternatives_of_oneof_allow_is_not_accepted() -> None:
     schema = {"oneOf": [{"type": ["string", "null"]}, {"type": "null"}]}
     call = split({"type": "object", "properties": {"a": schema}, "required": ["a"]}, strict=True)
     assert not accepts(call, PLAIN, TOOL_FORMATS["qwen3-coder"].written([WrittenCall("f", {"a": None})]))

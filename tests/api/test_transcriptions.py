@@ -1,4 +1,4 @@
-"""Recordings that are written down: the form, what it asks for, and what is told in each of its formats."""
+"""Transcriptions of recordings: the form, the request to the model, and each format of the answer."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ def hearing(
     keys: KeyRing | None = None,
     pieces: tuple[Sound, ...] = (),
 ) -> Starlette:
-    """A model that hears, behind one that does not. `pieces`: those of any sound, decoded one by one."""
+    """Application with a deaf model and a hearing one. `pieces` replace those of any recording."""
 
-    def opened(data: bytes, rate: int, most: int, at_once: int) -> Any:
+    def open_sound(data: bytes, rate: int, most: int, at_once: int) -> Any:
         if pieces:
             return ((piece,) for piece in pieces)
         return iter([tuple(sound_pieces(data, rate=rate, most_samples=most, most_at_once=at_once))])
 
-    ears = model_read_here(
+    model = model_read_here(
         names=("ears",),
         engine=engine,
         template=TEMPLATE,
         tool_format=TOOL_FORMATS["generic"],
-        open_sound=opened,
+        open_sound=open_sound,
     )
-    return create_api(ModelRegistry([named(FakeEngine(), "deaf"), ears]), options, keys=keys).app
+    return create_api(ModelRegistry([named(FakeEngine(), "deaf"), model]), options, keys=keys).app
 
 
 @pytest.fixture
@@ -92,10 +92,10 @@ async def send(
     return await http.post(path, files=[*parts, ("file", ("a.wav", data))])
 
 
-async def test_json_has_the_text_of_all_pieces_and_what_it_took(http: httpx.AsyncClient) -> None:
-    told = (await send(http)).json()
-    assert told["text"] == "Hello there. Hello there."
-    usage = told["usage"]
+async def test_json_has_the_text_and_the_usage_of_all_pieces(http: httpx.AsyncClient) -> None:
+    transcript = (await send(http)).json()
+    assert transcript["text"] == "Hello there. Hello there."
+    usage = transcript["usage"]
     assert usage["type"] == "tokens"
     assert usage["input_token_details"]["audio_tokens"] == 8
     assert usage["input_tokens"] == 8 + usage["input_token_details"]["text_tokens"]
@@ -108,10 +108,10 @@ async def test_json_has_the_text_of_all_pieces_and_what_it_took(http: httpx.Asyn
 
 async def test_segments_are_the_pieces_with_their_times(http: httpx.AsyncClient) -> None:
     fields = (("response_format", "verbose_json"), ("timestamp_granularities[]", "segment"))
-    told = (await send(http, TRANSCRIPTIONS, LONG, *fields, ("language", "de"))).json()
-    first, second = told["segments"]
-    assert (told["task"], told["language"], told["duration"]) == ("transcribe", "de", 46.0)
-    assert told["usage"] == {"type": "duration", "seconds": 46.0}
+    transcript = (await send(http, TRANSCRIPTIONS, LONG, *fields, ("language", "de"))).json()
+    first, second = transcript["segments"]
+    assert (transcript["task"], transcript["language"], transcript["duration"]) == ("transcribe", "de", 46.0)
+    assert transcript["usage"] == {"type": "duration", "seconds": 46.0}
     assert (first["start"], second["end"], first["seek"]) == (0.0, 46.0, 0)
     assert 25 < first["end"] == second["start"] < 26
     assert second["seek"] == round(100 * second["start"])
@@ -122,11 +122,11 @@ async def test_segments_are_the_pieces_with_their_times(http: httpx.AsyncClient)
 
 
 async def test_texts_and_subtitles(http: httpx.AsyncClient) -> None:
-    async def told(form: str) -> tuple[str, str]:
-        got = await send(http, TRANSCRIPTIONS, LONG, ("response_format", form))
-        return got.text, got.headers["content-type"]
+    async def transcript(form: str) -> tuple[str, str]:
+        answer = await send(http, TRANSCRIPTIONS, LONG, ("response_format", form))
+        return answer.text, answer.headers["content-type"]
 
-    plain, srt, vtt = [await told(form) for form in ("text", "srt", "vtt")]
+    plain, srt, vtt = [await transcript(form) for form in ("text", "srt", "vtt")]
     assert plain == ("Hello there. Hello there.\n", "text/plain; charset=utf-8")
     lines = srt[0].split("\n")
     assert (lines[0], lines[2], lines[3], lines[4]) == ("1", "Hello there.", "", "2")
@@ -136,10 +136,10 @@ async def test_texts_and_subtitles(http: httpx.AsyncClient) -> None:
     assert vtt[1] == "text/vtt; charset=utf-8"
 
 
-async def test_a_stream_tells_the_text_and_then_all_of_it(http: httpx.AsyncClient) -> None:
-    got = await send(http, TRANSCRIPTIONS, LONG, ("stream", "true"), ("include[]", "logprobs"))
-    assert got.text.endswith("data: [DONE]\n\n")
-    *deltas, done = events(got)
+async def test_a_stream_has_the_text_in_pieces_and_then_as_a_whole(http: httpx.AsyncClient) -> None:
+    answer = await send(http, TRANSCRIPTIONS, LONG, ("stream", "true"), ("include[]", "logprobs"))
+    assert answer.text.endswith("data: [DONE]\n\n")
+    *deltas, done = events(answer)
     assert {delta["type"] for delta in deltas} == {"transcript.text.delta"}
     assert "".join(str(delta["delta"]) for delta in deltas) == "Hello there. Hello there."
     assert len(deltas) > 10
@@ -152,24 +152,17 @@ async def test_a_stream_tells_the_text_and_then_all_of_it(http: httpx.AsyncClien
 
 
 async def test_translations_are_the_same_in_english(http: httpx.AsyncClient) -> None:
-    told = (await send(http, TRANSLATIONS, FILES["flac"], ("response_format", "verbose_json"))).json()
-    assert (told["task"], told["language"], told["text"]) == ("translate", "english", "Hello there.")
-    assert told["duration"] == 0.4
+    body = (await send(http, TRANSLATIONS, FILES["flac"], ("response_format", "verbose_json"))).json()
+    assert (body["task"], body["language"], body["text"]) == ("translate", "english", "Hello there.")
+    assert body["duration"] == 0.4
 
 
-class SpyingEngine(FakeEngine):
-    """Keeps what it is asked."""
-
-    def generate(self, requests: Any) -> Any:
-        self.asked = requests
-        return super().generate(requests)
-
-    def words(self) -> str:
-        return bytes(token - 2 for token in self.asked[0].tokens if 2 <= token < 258).decode()
+def last_prompt(engine: FakeEngine) -> str:
+    return bytes(token - 2 for token in engine.submitted[-1].tokens if 2 <= token < 258).decode()
 
 
-async def test_what_the_form_says_is_what_is_asked() -> None:
-    engine = SpyingEngine(HEARING, text="Yes.")
+async def test_fields_of_the_form_are_in_the_request() -> None:
+    engine = FakeEngine(HEARING, text="Yes.")
     fields = [
         ("prompt", "Ada and Grace"),
         ("keywords[]", "GGUF"),
@@ -180,35 +173,35 @@ async def test_what_the_form_says_is_what_is_asked() -> None:
         ("max_completion_tokens", "3"),
     ]
     async with client(hearing(engine)) as http:
-        got = await send(http, "/audio/transcriptions", FILES["ogg"], ("model", "ears"), *fields)
-    assert got.json()["text"] == "Yes"
-    (asked,) = engine.asked
-    assert (asked.sampling.temperature, asked.sampling.seed, asked.max_tokens) == (0.5, 7, 3)
-    assert asked.priority is Priority.BATCH
-    for said in ("word for word", "Ada and Grace", "may occur: GGUF", "Language: en"):
-        assert said in engine.words()
-    assert asked.media_items[0].size.num_samples == 6400
+        answer = await send(http, "/audio/transcriptions", FILES["ogg"], ("model", "ears"), *fields)
+    assert answer.json()["text"] == "Yes"
+    (request,) = engine.submitted
+    assert (request.sampling.temperature, request.sampling.seed, request.max_tokens) == (0.5, 7, 3)
+    assert request.priority is Priority.BATCH
+    for words in ("word for word", "Ada and Grace", "may occur: GGUF", "Language: en"):
+        assert words in last_prompt(engine)
+    assert request.media_items[0].size.num_samples == 6400
 
 
-async def test_a_model_that_was_trained_to_other_words_gets_these() -> None:
-    engine = SpyingEngine(msgspec.structs.replace(HEARING, architecture="lfm2"), text="Yes.")
+async def test_a_model_trained_with_other_instructions_gets_them() -> None:
+    engine = FakeEngine(msgspec.structs.replace(HEARING, architecture="lfm2"), text="Yes.")
     async with client(hearing(engine)) as http:
         await send(http, TRANSCRIPTIONS, FILES["ogg"], ("language", "en"))
-        assert "Perform ASR." in engine.words()
-        assert "Language: en" in engine.words()
-        assert "word for word" not in engine.words()
+        assert "Perform ASR." in last_prompt(engine)
+        assert "Language: en" in last_prompt(engine)
+        assert "word for word" not in last_prompt(engine)
         await send(http, TRANSLATIONS, FILES["ogg"])
-        assert "into English" in engine.words()
+        assert "into English" in last_prompt(engine)
 
 
 async def test_forms_are_taken_or_refused_as_recorded(http: httpx.AsyncClient) -> None:
-    """A line of `forms.txt` with fields is answered by the next one."""
+    """The line after one with fields in `forms.txt` is its answer."""
     record = ""
     for line in Path(__file__).with_name("forms.txt").read_text("utf-8").splitlines():
         record += f"{line}\n" if line.startswith(("[", "#")) else ""
         if line.startswith("["):
-            got = await send(http, TRANSCRIPTIONS, FILES["flac"], *json.loads(line))
-            record += f"{got.status_code} {json.dumps(got.json())}\n"
+            answer = await send(http, TRANSCRIPTIONS, FILES["flac"], *json.loads(line))
+            record += f"{answer.status_code} {json.dumps(answer.json())}\n"
     assert record == external_file("forms.txt")
 
 
@@ -222,16 +215,16 @@ async def test_a_file_without_sound_or_too_long_is_refused(
 ) -> None:
     options = ApiOptions(media=MediaOptions(max_sound_s=40))
     async with client(hearing(engine, options)) as http:
-        got = await send(http, TRANSCRIPTIONS, data)
-    assert (got.status_code, error_of(got)["param"], error_of(got)["code"]) == (400, "file", code)
+        answer = await send(http, TRANSCRIPTIONS, data)
+    assert (answer.status_code, error_of(answer)["param"], error_of(answer)["code"]) == (400, "file", code)
 
 
 async def test_a_form_without_a_file_is_refused(http: httpx.AsyncClient) -> None:
     as_json = await http.post(TRANSCRIPTIONS, json={"file": "a"})
     as_text = await http.post(TRANSCRIPTIONS, files=[("file", (None, b"text"))])
     misnamed = await http.post(TRANSCRIPTIONS, files=[("sound", ("a.wav", LONG))])
-    assert [one.status_code for one in (as_json, as_text, misnamed)] == [400] * 3
-    assert [error_of(one)["param"] for one in (as_json, as_text, misnamed)] == [None, "file", "sound"]
+    assert [answer.status_code for answer in (as_json, as_text, misnamed)] == [400] * 3
+    assert [error_of(answer)["param"] for answer in (as_json, as_text, misnamed)] == [None, "file", "sound"]
 
 
 @pytest.mark.parametrize("charset", ["utf-7", "unicode_escape", "undefined", "punycode", "zlib", '"UTF-16"'])
@@ -242,15 +235,14 @@ async def test_a_form_is_utf_8(http: httpx.AsyncClient, charset: str) -> None:
     assert (answer.status_code, "UTF-8" in answer.text) == (400, True)
 
 
-async def test_a_server_where_nobody_hears_says_so() -> None:
+async def test_a_server_without_a_hearing_model_refuses_recordings() -> None:
     async with client(api(FakeEngine())) as http:
-        got = await send(http)
-    assert (got.status_code, error_of(got)["param"]) == (400, "model")
-    assert error_of(got)["message"] == "The model 'fake' cannot hear. No model of this server can."
+        answer = await send(http)
+    assert (answer.status_code, error_of(answer)["param"]) == (400, "model")
+    assert error_of(answer)["message"] == "The model 'fake' cannot hear. No model of this server can."
 
 
-async def test_who_leaves_ends_all_pieces(engine: FakeEngine, http: httpx.AsyncClient) -> None:
-    """So does time that is over."""
+async def test_leaving_and_timeouts_end_all_pieces(engine: FakeEngine, http: httpx.AsyncClient) -> None:
     engine.goes_on.clear()
     task = asyncio.create_task(send(http))
     await eventually(lambda: len(engine.requests()) == 2)
@@ -261,7 +253,7 @@ async def test_who_leaves_ends_all_pieces(engine: FakeEngine, http: httpx.AsyncC
     await eventually(lambda: not engine.requests())
 
 
-async def test_limits_of_keys_count_what_is_heard(engine: FakeEngine, tmp_path: Path) -> None:
+async def test_limits_of_keys_count_recordings(engine: FakeEngine, tmp_path: Path) -> None:
     keys = key_ring(tmp_path, ada="tokens_per_minute = 600", bob="tokens_per_minute = 100")
     async with client(hearing(engine, keys=keys)) as http:
         post = partial(http.post, TRANSCRIPTIONS, files=[("file", ("a.wav", LONG))])
@@ -274,51 +266,51 @@ async def test_limits_of_keys_count_what_is_heard(engine: FakeEngine, tmp_path: 
 RENDERER = TranscriptRenderer("json", "transcribe", None, 0.0, shows_logprobs=False)
 
 
-def sounding(*seconds: float) -> list[Prompt]:
-    return [Prompt((0,), sound_s=one) for one in seconds]
+def prompts_with_sounds(*seconds: float) -> list[Prompt]:
+    return [Prompt((0,), sound_s=sound_s) for sound_s in seconds]
 
 
-async def test_progress_is_told_of_the_piece_that_comes_next() -> None:
-    asked = call(*sounding(29, 28))
-    stream = RENDERER.stream(asked, PIECES)
+async def test_progress_is_that_of_the_next_piece() -> None:
+    request = call(*prompts_with_sounds(29, 28))
+    stream = RENDERER.stream(request, PIECES)
     half, figures = PromptProgress(total=200, cached=0, processed=100, left_ms=500.0), FIGURES
     (chunk,) = stream.prompt("c-0", half, figures)
-    told = msgspec.json.decode(chunk.json)
-    assert (told["type"], told["delta"]) == ("transcript.text.delta", "")
-    assert told["prompt_progress"]["processed"] == 100
+    event = msgspec.json.decode(chunk.json)
+    assert (event["type"], event["delta"]) == ("transcript.text.delta", "")
+    assert event["prompt_progress"]["processed"] == 100
     assert stream.prompt("c-1", half, figures) == ()
     stream.event(end(0))
     assert len(stream.prompt("c-1", half, figures)) == 1
 
 
-async def test_what_comes_of_later_pieces_waits_for_those_before() -> None:
-    asked = call(*sounding(29, 28, 3))
-    stream = RENDERER.stream(asked, PIECES)
+async def test_text_of_a_later_piece_waits_for_the_earlier_ones() -> None:
+    request = call(*prompts_with_sounds(29, 28, 3))
+    stream = RENDERER.stream(request, PIECES)
 
-    def told(*steps: Any) -> list[str]:
+    def deltas(*steps: Any) -> list[str]:
         chunks = [chunk for step in steps for chunk in stream.event(step)]
         return [msgspec.json.decode(chunk.json)["delta"] for chunk in chunks]
 
-    assert told(text(1, " two"), end(1)) == []
-    assert told(text(0, " one ")) == ["one"]
-    assert told(text(0, "and a half"), text(2, "三")) == [" and a half"]
-    assert told(end(0)) == [" two", "三"]
-    assert told(text(2, "\n"), text(2, "四 "), end(2)) == ["\n四"]
+    assert deltas(text(1, " two"), end(1)) == []
+    assert deltas(text(0, " one ")) == ["one"]
+    assert deltas(text(0, "and a half"), text(2, "三")) == [" and a half"]
+    assert deltas(end(0)) == [" two", "三"]
+    assert deltas(text(2, "\n"), text(2, "四 "), end(2)) == ["\n四"]
 
 
 async def test_a_piece_that_failed_fails_the_call() -> None:
-    asked = call(*sounding(29, 28))
-    stream = RENDERER.stream(asked, PIECES)
+    request = call(*prompts_with_sounds(29, 28))
+    stream = RENDERER.stream(request, PIECES)
     with pytest.raises(GenerationFailed, match="broken"):
         stream.event(end(1, FinishReason.ERROR, error="broken"))
 
 
-async def test_scores_come_with_the_text_that_they_are_of() -> None:
-    asked = call(*sounding(29, 3), logprobs=0)
-    stream = replace(RENDERER, shows_logprobs=True).stream(asked, PIECES)
+async def test_scores_come_with_their_text() -> None:
+    request = call(*prompts_with_sounds(29, 3), logprobs=0)
+    stream = replace(RENDERER, shows_logprobs=True).stream(request, PIECES)
     steps = [text(1, "b", scored("b", -2)), end(1), text(0, " ", scored(" ", -1)), text(0, "a"), end(0)]
     chunks = [msgspec.json.decode(chunk.json) for step in steps for chunk in stream.event(step)]
-    assert [(one["delta"], [score["token"] for score in one["logprobs"]]) for one in chunks] == [
+    assert [(delta["delta"], [score["token"] for score in delta["logprobs"]]) for delta in chunks] == [
         ("a", [" "]),
         (" b", ["b"]),
     ]
@@ -350,7 +342,7 @@ async def test_a_broken_form_is_one_sentence(
         (["So", " it is"], "So it is"),
     ],
 )
-def test_pieces_are_joined_as_their_script_does(pieces: list[str], text: str) -> None:
+def test_pieces_are_joined_as_their_script_requires(pieces: list[str], text: str) -> None:
     joined = JoinedText()
     for piece in pieces:
         joined.begin_piece()
@@ -374,30 +366,30 @@ def test_languages_are_named_as_clients_name_them(fields: Form, languages: objec
     assert (body.language, body.languages) == languages
 
 
-async def test_an_hour_of_recording_is_one_request_with_progress() -> None:
-    """Its pieces are short here: what counts is how many there are."""
-    pieces = tuple(Sound.of(np.full(160, number / 200, "<f4").tobytes()) for number in range(121))
-    engine = FakeEngine(HEARING, text=" Hello there. ")
-    async with client(hearing(engine, pieces=pieces)) as http:
-        told = await send(http, TRANSCRIPTIONS, LONG, ("response_format", "verbose_json"))
-        assert told.status_code == 200, told.text
-        assert len(told.json()["segments"]) == 121
-        got = await send(http, TRANSCRIPTIONS, LONG, ("stream", "true"), ("return_progress", "true"))
-        assert events(got)[-1]["text"] == " ".join(["Hello there."] * 121)
-        progress = [one["recording_progress"] for one in events(got) if "recording_progress" in one]
-        assert [round(one["processed_s"], 2) for one in progress[:3]] == [0.01, 0.02, 0.03]
+HOUR = tuple(Sound.of(np.full(160, number / 200, "<f4").tobytes()) for number in range(121))
+
+
+async def test_an_hour_of_recording_is_one_request_with_progress(engine: FakeEngine) -> None:
+    """The pieces are short here because only their number matters."""
+    async with client(hearing(engine, pieces=HOUR)) as http:
+        whole = await send(http, TRANSCRIPTIONS, LONG, ("response_format", "verbose_json"))
+        assert whole.status_code == 200, whole.text
+        assert len(whole.json()["segments"]) == 121
+        answer = await send(http, TRANSCRIPTIONS, LONG, ("stream", "true"), ("return_progress", "true"))
+        assert events(answer)[-1]["text"] == " ".join(["Hello there."] * 121)
+        progress = [event["recording_progress"] for event in events(answer) if "recording_progress" in event]
+        assert [round(event["processed_s"], 2) for event in progress[:3]] == [0.01, 0.02, 0.03]
         assert progress[-1] == {"total_s": 1.21, "processed_s": 1.21}
         silent = await send(http, TRANSCRIPTIONS, LONG, ("stream", "true"))
-        assert not any("recording_progress" in one for one in events(silent))
+        assert not any("recording_progress" in event for event in events(silent))
 
 
-async def test_a_client_that_leaves_in_the_middle_of_an_hour_frees_all_pieces(tmp_path: Path) -> None:
-    """The pieces that have ended by then, and those that have not begun."""
-    pieces = tuple(Sound.of(np.full(160, number / 200, "<f4").tobytes()) for number in range(121))
-    engine = FakeEngine(HEARING, text=" Hello there. ")
+async def test_a_client_that_leaves_in_the_middle_of_an_hour_frees_all_pieces(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
     engine.goes_on.clear()
     keys = key_ring(tmp_path, ada="requests_per_minute = 3")
-    async with client(hearing(engine, pieces=pieces, keys=keys)) as http:
+    async with client(hearing(engine, pieces=HOUR, keys=keys)) as http:
         post = partial(http.post, TRANSCRIPTIONS, files=[("file", ("a.wav", LONG))], headers=of("ada"))
         for fields in ({"stream": "true"}, {}):
             task = asyncio.create_task(post(data=fields))
@@ -409,21 +401,21 @@ async def test_a_client_that_leaves_in_the_middle_of_an_hour_frees_all_pieces(tm
 
 
 @pytest.mark.parametrize(("levels", "status"), [((1, 1, 1), 200), ((1, 2, 3), 503)])
-async def test_what_is_decoded_counts_before_the_rest_is_decoded_and_what_is_the_same_counts_once(
+async def test_each_decoded_piece_counts_at_once_and_equal_pieces_count_once(
     engine: FakeEngine, levels: tuple[int, ...], status: int
 ) -> None:
-    """Other requests find the memory taken; the limit lies between one piece and two."""
+    """Other requests see the memory of a piece at once. The limit lies between one piece and two."""
     pieces = tuple(Sound.of(np.full(RATE, level / 10, "<f4").tobytes()) for level in levels)
     app = hearing(engine, ApiOptions(media=MediaOptions(max_pixels=2_000)), pieces=pieces)
     async with client(app) as http:
-        told = await send(http)
-    assert told.status_code == status, told.text
+        answer = await send(http)
+    assert answer.status_code == status, answer.text
 
 
-async def test_a_sound_of_a_chat_is_decoded_as_far_as_models_hear(http: httpx.AsyncClient) -> None:
+async def test_a_sound_in_a_chat_has_the_maximum_length_of_models(http: httpx.AsyncClient) -> None:
     data = base64.b64encode(wav(np.zeros(1_801 * 100), rate=100)).decode()
     part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
     body = {"model": "ears", "messages": [{"role": "user", "content": [part]}]}
-    told = error_of(await http.post("/v1/chat/completions", json=body))
-    assert (told["code"], told["param"]) == ("audio_too_large", "messages[0].content[0]")
-    assert "longer than 1800 seconds" in told["message"]
+    error = error_of(await http.post("/v1/chat/completions", json=body))
+    assert (error["code"], error["param"]) == ("audio_too_large", "messages[0].content[0]")
+    assert "longer than 1800 seconds" in error["message"]

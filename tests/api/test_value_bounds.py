@@ -1,6 +1,7 @@
-"""What a body costs is known before it is paid.
+"""Bounds on the cost of a body.
 
-Values are counted before they are parsed, prompts before they are tokenised, a call's schemas together.
+Values are counted before they are parsed, and prompts before they are tokenised. The schemas of a call are
+counted together.
 """
 
 from __future__ import annotations
@@ -65,22 +66,20 @@ def test_the_first_wrong_value_of_an_object_is_enough(schema: type[Body], name: 
     assert len(caught.value.errors()) < 5
 
 
-class Untouched(FakeTokenizer):
-    """It must not be asked."""
-
+class UnusedTokenizer(FakeTokenizer):
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         raise AssertionError("tokenised before the number of prompts was looked at")
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 8}, {"best_of": 8}])
 def test_prompts_are_counted_before_they_are_tokenised(fields: dict[str, int]) -> None:
-    with pytest.raises(InvalidRequest, match="60000 prompts") as refused:
-        complete(prompt=["abc"] * 60_000, tokenizer=Untouched(), **fields)
-    assert refused.value.param == "prompt"
+    with pytest.raises(InvalidRequest, match="60000 prompts") as refusal:
+        complete(prompt=["abc"] * 60_000, tokenizer=UnusedTokenizer(), **fields)
+    assert refusal.value.param == "prompt"
 
 
 def costly(number: int) -> dict[str, object]:
-    """A function with 60 patterns, each of its own."""
+    """Function with 60 different patterns."""
     patterns = {
         f"p{i}": {"type": "string", "pattern": f"^(a|b{number}){{1,50}}x[0-9]{{1,{i + 2}}}y.*{i}z$"}
         for i in range(60)
@@ -90,22 +89,21 @@ def costly(number: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_tools_of_a_call_have_one_budget_that_remembered_schemas_count_in_too(times: int) -> None:
-    """So a call that passes once passes always, and one that is refused is refused by every server. Each time
-    takes as long as all other tests of this file."""
+def test_the_tools_of_a_call_have_one_budget(times: int) -> None:
+    """Remembered schemas count too, so that servers agree. One time takes as long as the other tests."""
     tools = [costly(number) for number in range(40)]
     info = msgspec.structs.replace(FAKE_INFO, context_trained=10**6, kv_tokens=10**6)
     params = set()
     for _ in range(times):
-        with pytest.raises(InvalidRequest, match=r"too large together.*fewer tools") as refused:
+        with pytest.raises(InvalidRequest, match=r"too large together.*fewer tools") as refusal:
             chat(tools=tools, info=info)
-        params.add(refused.value.param)
+        params.add(refusal.value.param)
     (param,) = params
     assert 5 < int(param.removeprefix("tools[").partition("]")[0]) < 39
 
 
 @pytest.mark.slow
-def test_as_many_ordinary_tools_as_there_may_be_pass() -> None:
+def test_the_largest_number_of_ordinary_tools_passes() -> None:
     formats = {name: {"type": "string", "format": name} for name in ("date-time", "uuid", "email", "uri")}
     tools = [
         {

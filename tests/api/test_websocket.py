@@ -1,5 +1,4 @@
-"""`GET /v1/chat/completions` as a WebSocket, beside what `websockets/chat.txt` has: several requests at once,
-and their ends."""
+"""`/v1/chat/completions` as a WebSocket, apart from `websockets/chat.txt`: concurrent requests, ends."""
 
 from __future__ import annotations
 
@@ -29,16 +28,16 @@ LONG = {**CHAT_BODY, "max_tokens": 2000, "ignore_eos": True}
 
 
 @pytest.fixture
-async def held(engine: FakeEngine) -> FakeEngine:
-    """An engine that gives no token before the test lets it."""
+async def held_engine(engine: FakeEngine) -> FakeEngine:
+    """Engine that generates nothing until the test releases it."""
     engine.goes_on.clear()
     return engine
 
 
 @pytest.fixture
 async def socket(app: Starlette) -> AsyncIterator[Socket]:
-    async with opened(app) as one:
-        yield one
+    async with opened(app) as client_socket:
+        yield client_socket
 
 
 def without(event: Json, *names: str) -> Json:
@@ -46,7 +45,7 @@ def without(event: Json, *names: str) -> Json:
 
 
 async def test_the_chunks_are_those_of_the_event_stream(socket: Socket, http: httpx.AsyncClient) -> None:
-    """Also the one of usage; only ids and times differ, and each says whose it is."""
+    """Only ids and times differ, and each message has the id of its request. Usage has a chunk too."""
     options = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True}
     stream = events(await chat(http, **options))
     socket.ask("mine", **options)
@@ -82,17 +81,17 @@ async def test_many_requests_at_once_each_get_their_own(socket: Socket, http: ht
         assert len({message["id"] for message in answer[:-1]}) == 1
 
 
-async def test_a_taken_name_is_refused_and_its_holder_goes_on(held: FakeEngine, socket: Socket) -> None:
+async def test_a_name_in_use_is_refused(held_engine: FakeEngine, socket: Socket) -> None:
     socket.ask("a")
     socket.ask("a")
     refusal = await socket.next()
     assert (refusal["request_id"], refusal["status"], refusal["error"]["param"]) == (None, 400, "request_id")
-    held.goes_on.set()
+    held_engine.goes_on.set()
     assert (await socket.answer("a"))[-1]["done"]
 
 
 @pytest.mark.parametrize("name", [lambda chunk: "a", lambda chunk: chunk["id"]])
-async def test_cancelling_one(engine: FakeEngine, socket: Socket, name: Callable[[Json], str]) -> None:
+async def test_cancelling_a_request(engine: FakeEngine, socket: Socket, name: Callable[[Json], str]) -> None:
     socket.send({**LONG, "request_id": "a"})
     chunk = await socket.next()
     engine.goes_on.clear()
@@ -105,8 +104,8 @@ async def test_cancelling_one(engine: FakeEngine, socket: Socket, name: Callable
     assert (await socket.answer("b"))[-1]["done"]
 
 
-async def test_who_waits_hears_of_its_place_before_its_first_chunk() -> None:
-    """Only if its answer is streamed: a whole one is one message."""
+async def test_a_waiting_stream_gets_its_place_before_its_first_chunk() -> None:
+    """An answer that is not streamed stays one message."""
     async with running(new_engine("step_s=0.05", max_seqs=1)) as engine, opened(api(engine)) as socket:
         socket.send({**LONG, "request_id": "first"})
         assert (await socket.next())["object"] == "chat.completion.chunk"
@@ -114,47 +113,47 @@ async def test_who_waits_hears_of_its_place_before_its_first_chunk() -> None:
             other.ask("whole", stream=False)
             await eventually(lambda: num_live(engine) == 2)
             other.ask("a", ignore_eos=True)
-            heard = [await other.next()]
+            places = [await other.next()]
             socket.send({"cancel": "first"})
             messages = await other.until_end("a", "whole")
-    heard += [message for message in messages["a"] if message.get("object") == "queue"]
-    assert heard[0]["position"] == 2
-    for message in heard:
+    places += [message for message in messages["a"] if message.get("object") == "queue"]
+    assert places[0]["position"] == 2
+    for message in places:
         assert message.keys() == {"request_id", "id", "object", "position", "first_token_ms"}
         assert message["first_token_ms"] > 0
-    *chunks, last = messages["a"][len(heard) - 1 :]
+    *chunks, last = messages["a"][len(places) - 1 :]
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
-    assert {message["id"] for message in heard} == {chunk["id"] for chunk in chunks}
+    assert {message["id"] for message in places} == {chunk["id"] for chunk in chunks}
     assert last["done"]
     assert [message.get("object") for message in messages["whole"]] == ["chat.completion", None]
 
 
-async def test_one_can_be_cancelled_before_it_is_submitted(held: FakeEngine, socket: Socket) -> None:
-    """Its body is long enough to be read in a thread."""
+async def test_a_request_is_cancelled_before_it_is_submitted(held_engine: FakeEngine, socket: Socket) -> None:
+    """The body is long enough to be read in a thread."""
     socket.ask("a", metadata={f"k{i}": "x" * 500 for i in range(16)})
     socket.send({"cancel": "a"})
     assert (await socket.answer("a"))[-1]["error"]["code"] == "request_cancelled"
-    await eventually(lambda: num_live(held) == 0)
+    await eventually(lambda: num_live(held_engine) == 0)
 
 
-async def test_closing_ends_all_of_its_requests(held: FakeEngine, app: Starlette) -> None:
+async def test_a_closed_socket_ends_all_its_requests(held_engine: FakeEngine, app: Starlette) -> None:
     async with opened(app) as socket:
         for index in range(5):
             socket.ask(str(index))
-        await eventually(lambda: num_live(held) == 5)
-    assert num_live(held) == 0
+        await eventually(lambda: num_live(held_engine) == 5)
+    assert num_live(held_engine) == 0
 
 
-@pytest.mark.usefixtures("held")
-async def test_a_deadline_is_kept(socket: Socket) -> None:
+@pytest.mark.usefixtures("held_engine")
+async def test_a_request_ends_at_its_timeout(socket: Socket) -> None:
     socket.ask("a", timeout=0.05)
     end = (await socket.answer("a"))[-1]
     assert (end["status"], end["error"]["code"]) == (408, "request_timeout")
     assert end["headers"]["x-should-retry"] == "false"
 
 
-async def test_requests_at_once_are_limited(held: FakeEngine) -> None:
-    async with opened(api(held, msgspec.structs.replace(OPTIONS, max_socket_requests=2))) as socket:
+async def test_requests_at_once_are_limited(held_engine: FakeEngine) -> None:
+    async with opened(api(held_engine, msgspec.structs.replace(OPTIONS, max_socket_requests=2))) as socket:
         for name in ("a", "b", "c"):
             socket.ask(name)
         message = await socket.next()
@@ -163,7 +162,7 @@ async def test_requests_at_once_are_limited(held: FakeEngine) -> None:
         assert int(message["headers"]["retry-after-ms"]) >= 1000
 
 
-async def test_for_who_does_not_read_a_little_is_held(process: EngineClient) -> None:
+async def test_a_short_answer_is_buffered_for_a_slow_reader(process: EngineClient) -> None:
     async with opened(api(process)) as socket:
         socket.may_send.clear()
         num_before = process.totals.requests
@@ -173,7 +172,7 @@ async def test_for_who_does_not_read_a_little_is_held(process: EngineClient) -> 
         assert (await socket.answer("a"))[-1]["done"]
 
 
-async def test_for_who_does_not_read_no_more_than_that_is_held() -> None:
+async def test_the_buffer_for_a_slow_reader_is_limited() -> None:
     command = [sys.executable, "-m", "tests.fake_engine", "step_s=0.005"]
     options = EngineOptions(model_path="", kv_tokens=4096)
     narrow = EngineClient(Supervisor(command, options), max_queue=9, max_held_bytes=20_000)
@@ -186,23 +185,23 @@ async def test_for_who_does_not_read_no_more_than_that_is_held() -> None:
 
 
 @pytest.mark.parametrize("header", ["batch", "interactive"])
-async def test_the_handshake_has_a_priority(held: FakeEngine, app: Starlette, header: str) -> None:
+async def test_the_handshake_has_a_priority(held_engine: FakeEngine, app: Starlette, header: str) -> None:
     async with opened(app, headers={"X-Priority": header}) as socket:
         socket.ask("default")
         socket.ask("named", priority="batch")
-        await eventually(lambda: num_live(held) == 2)
-        assert sorted(r.priority.label for r in held.requests()) == sorted([header, "batch"])
+        await eventually(lambda: num_live(held_engine) == 2)
+        assert sorted(r.priority.label for r in held_engine.requests()) == sorted([header, "batch"])
 
 
-async def test_the_handshake_asks_for_the_progress_of_all_its_requests(process: EngineClient) -> None:
+async def test_a_header_of_the_handshake_turns_on_progress_for_all_requests(process: EngineClient) -> None:
     async with opened(api(process), headers={"X-Progress": "true"}) as socket:
         socket.ask("a", messages=[{"role": "user", "content": "a" * 600}])
-        told = await socket.answer("a")
-        progress = [one["prompt_progress"] for one in told if "prompt_progress" in one]
+        messages = await socket.answer("a")
+        progress = [message["prompt_progress"] for message in messages if "prompt_progress" in message]
         assert progress[-1]["processed"] == progress[-1]["total"] >= 600
 
 
-# -- who may ----------------------------------------------------------------------------------------------
+# -- keys -------------------------------------------------------------------------------------------------
 
 
 async def test_each_request_counts_against_its_keys_limits(engine: FakeEngine, tmp_path: Path) -> None:
@@ -212,8 +211,8 @@ async def test_each_request_counts_against_its_keys_limits(engine: FakeEngine, t
         answer, first = await socket.answer("a")
         socket.ask("b")
         second = (await socket.answer("b"))[-1]
-        left = [end["headers"]["x-ratelimit-remaining-requests"] for end in (first, second)]
-        assert left == ["1", "0"]
+        remaining = [end["headers"]["x-ratelimit-remaining-requests"] for end in (first, second)]
+        assert remaining == ["1", "0"]
         used = answer["usage"]["total_tokens"]
         assert int(second["headers"]["x-ratelimit-remaining-tokens"]) <= 1000 - used
         socket.ask("c")
@@ -225,10 +224,12 @@ async def test_each_request_counts_against_its_keys_limits(engine: FakeEngine, t
         assert again.status_code == 429
 
 
-async def test_what_a_key_may_is_asked_for_each_request(held: FakeEngine, tmp_path: Path) -> None:
-    """What runs already goes on."""
+async def test_each_request_is_checked_against_the_current_key(
+    held_engine: FakeEngine, tmp_path: Path
+) -> None:
+    """Running requests continue."""
     ring = key_ring(tmp_path, s3cret="")
-    async with opened(locked_api(held, ring), headers=of("s3cret")) as socket:
+    async with opened(locked_api(held_engine, ring), headers=of("s3cret")) as socket:
 
         async def refusal(name: str, **fields: object) -> object:
             socket.ask(name, **fields)
@@ -236,13 +237,13 @@ async def test_what_a_key_may_is_asked_for_each_request(held: FakeEngine, tmp_pa
             return refused["error"]["code"]
 
         socket.ask("before")
-        await eventually(lambda: num_live(held) == 1)
+        await eventually(lambda: num_live(held_engine) == 1)
         key_ring(tmp_path, s3cret='priority = "batch"\nmodels = ["team/fake"]\nrequests_per_minute = 2')
         ring.reload()
         assert await refusal("hidden", model="fake") == "model_not_found"
         socket.ask("lowered")
-        await eventually(lambda: num_live(held) == 2)
-        assert [live.priority.label for live in held.requests()] == ["interactive", "batch"]
+        await eventually(lambda: num_live(held_engine) == 2)
+        assert [live.priority.label for live in held_engine.requests()] == ["interactive", "batch"]
         assert await refusal("limited") == "rate_limit_exceeded"
         key_ring(tmp_path, s3cret='scopes = ["metrics"]')
         ring.reload()
@@ -250,6 +251,6 @@ async def test_what_a_key_may_is_asked_for_each_request(held: FakeEngine, tmp_pa
         key_ring(tmp_path, other="")
         ring.reload()
         assert await refusal("gone") == "invalid_api_key"
-        held.goes_on.set()
+        held_engine.goes_on.set()
         ends = await socket.until_end("before", "lowered")
         assert all(messages[-1]["done"] for messages in ends.values())

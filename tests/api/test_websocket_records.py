@@ -1,8 +1,8 @@
-"""Messages of WebSockets and their answers, as `websockets/` has them.
+"""Messages of WebSockets and their answers, recorded in `websockets/`.
 
-A section is a connection to a server of its own: a title, `{...}` with what is special about them, and
-messages as in test_exchanges.py. Indented are the handshake's answer and those up to the last about a
-message; `pytest --inline-snapshot=fix tests/api/test_websocket_records.py` writes them anew.
+A section is a connection to a server of its own: a title, the options of both as `{...}`, and messages as in
+test_exchanges.py. Indented lines are the answer to the handshake, and all answers to a message.
+`pytest --inline-snapshot=fix tests/api/test_websocket_records.py` updates them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ class Recorder:
     async def handshake(self) -> list[str]:
         message = await self._socket.from_app.get()
         if message["type"] == "websocket.accept":
-            return [
-                self._shown({**message, "headers": [[*map(bytes.decode, one)] for one in message["headers"]]})
-            ]
+            headers = [[*map(bytes.decode, header)] for header in message["headers"]]
+            return [self._shown({**message, "headers": headers})]
         body = await self._socket.from_app.get()
         return [f"    {message['status']} {json.dumps(json.loads(body['body']))}"]
 
@@ -46,17 +45,17 @@ class Recorder:
         for new_id, name in self._names.items():
             line = line.replace(name, new_id)
         self._socket.send(REPEATED.sub(repeated, line))
-        found: list[dict[str, Any]] = []
-        while not found or not (is_last(found[-1]) or found[-1].get("type") == "response.completed"):
-            found.append(await self._socket.next())
-        return [*map(self._shown, found)]
+        messages: list[dict[str, Any]] = []
+        while not messages or not (is_last(messages[-1]) or messages[-1].get("type") == "response.completed"):
+            messages.append(await self._socket.next())
+        return [*map(self._shown, messages)]
 
     def _shown(self, message: dict[str, Any]) -> str:
         return "    " + NEW_ID.sub(self._named, MASKED.sub(r"\1~", json.dumps(message)))
 
-    def _named(self, found: re.Match[str]) -> str:
-        number = 1 + sum(name.startswith(f"<{found[1]}_") for name in self._names.values())
-        return self._names.setdefault(found[0], f"<{found[1]}_{number}>")
+    def _named(self, match: re.Match[str]) -> str:
+        number = 1 + sum(name.startswith(f"<{match[1]}_") for name in self._names.values())
+        return self._names.setdefault(match[0], f"<{match[1]}_{number}>")
 
 
 @pytest.mark.anyio
@@ -65,10 +64,10 @@ async def test_messages_are_answered_as_recorded(tmp_path: Path, name: str) -> N
     sections = []
     for section in (FOLDER / f"{name}.txt").read_text("utf-8").split("\n\n## "):
         lines = [line for line in section.split("\n") if line and not line.startswith("    ")]
-        record, how = lines[:2], json.loads(lines[1])
-        keys = KeyRing() if "keys" not in how else key_ring(tmp_path, **how.pop("keys"))
-        connection = {each: how.pop(each) for each in ("path", "headers", "subprotocols") if each in how}
-        options = msgspec.structs.replace(OPTIONS, keep_alive_s=0, **how)
+        record, config = lines[:2], json.loads(lines[1])
+        keys = KeyRing() if "keys" not in config else key_ring(tmp_path, **config.pop("keys"))
+        connection = {key: config.pop(key) for key in ("path", "headers", "subprotocols") if key in config}
+        options = msgspec.structs.replace(OPTIONS, keep_alive_s=0, **config)
         app = locked_api(FakeEngine(text="Hi"), keys, options=options)
         async with connected(app, **connection) as socket:
             recorder = Recorder(socket)

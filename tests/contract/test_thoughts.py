@@ -1,4 +1,4 @@
-"""Where the thoughts of an output end, token by token."""
+"""Tracking of the thoughts in an output, token by token."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def follow(thinking: Thinking) -> ReasoningTracker:
 
 
 def answer(thoughts: ReasoningTracker, pieces: Iterable[bytes]) -> bytes | None:
-    """The answer in the pieces; None if it has not begun."""
-    begun = None
+    """Return the answer in the pieces, or None if it has not begun."""
+    text = None
     for piece in pieces:
-        begun = thoughts.read(piece) if begun is None else begun + piece
-    return begun
+        text = thoughts.read(piece) if text is None else text + piece
+    return text
 
 
 @pytest.mark.parametrize(
@@ -47,16 +47,14 @@ def test_the_answer_begins_behind_the_mark(
 
 
 @given(st.sampled_from([WITHIN, BEFORE]), st.text("<t>/ a", max_size=14), st.sets(st.integers(0, 14)))
-def test_how_the_bytes_are_cut_into_tokens_changes_nothing(
-    thinking: Thinking, text: str, cuts: set[int]
-) -> None:
-    places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
-    pieces = [text[start:end].encode() for start, end in pairwise(places)]
+def test_the_split_into_tokens_changes_nothing(thinking: Thinking, text: str, cuts: set[int]) -> None:
+    boundaries = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    pieces = [text[start:end].encode() for start, end in pairwise(boundaries)]
     assert answer(follow(thinking), pieces) == answer(follow(thinking), [text.encode()])
 
 
 def used_up(pieces: list[bytes], *, budget: int, thinking: Thinking = WITHIN) -> int | None:
-    """How many tokens there are when the budget is used up."""
+    """Return the number of tokens that use up the budget, or None if they do not."""
     thoughts = ReasoningTracker(thinking.begin, thinking.end, budget=budget)
     for index, piece in enumerate([*pieces, b""]):
         if thoughts.is_used_up:
@@ -74,13 +72,13 @@ def test_the_budget_counts_tokens_of_thoughts() -> None:
     assert used_up([b"a"] * 5, budget=0, thinking=BEFORE) is None
 
 
-def test_a_character_is_finished_first() -> None:
+def test_the_budget_ends_with_a_whole_character() -> None:
     euro = [bytes([byte]) for byte in "€".encode()]
     assert used_up([b"a", *euro, b"a"], budget=2) == 4
     assert used_up([b"\xe2"] * 9, budget=2) == 5
 
 
-def test_a_copy_goes_on_by_itself() -> None:
+def test_a_copy_is_independent() -> None:
     thoughts = follow(WITHIN)
     thoughts.read(b"</")
     assert copy(thoughts).read(b"t>") == b""

@@ -1,4 +1,4 @@
-"""`served`: whatever happens to a request that has no response of its own, it ends once."""
+"""`served` ends a request without a response of its own exactly once."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ pytestmark = pytest.mark.anyio
 ANN = Identity(Key(name="ann", digest=b"", allowance=Allowance(concurrent=1)), digest=None)
 
 
-def one() -> tuple[RequestLog, list[RequestLog]]:
+def new_log() -> tuple[RequestLog, list[RequestLog]]:
     return RequestLog("req_1", "POST", "/v1/chat/completions"), []
 
 
-async def test_what_went_well_ends_with_200() -> None:
-    request_log, ended = one()
+async def test_a_request_without_an_error_ends_with_200() -> None:
+    request_log, ended = new_log()
     async with served(request_log, ended.append) as request:
         assert ended == []
     assert (request.error, request_log.status, ended) == (None, 200, [request_log])
 
 
-async def test_a_failure_ends_there_and_is_told_by_whoever_wants_to() -> None:
-    request_log, ended = one()
-    wrong = InvalidRequest("No.", param="x", code="invalid_value")
+async def test_a_failure_is_caught_and_is_an_attribute_of_the_request() -> None:
+    request_log, ended = new_log()
+    invalid = InvalidRequest("No.", param="x", code="invalid_value")
     async with served(request_log, ended.append) as request:
-        raise wrong
+        raise invalid
     assert (request.error, request_log.status, request_log.code, ended) == (
-        wrong,
+        invalid,
         400,
         "invalid_value",
         [request_log],
@@ -45,8 +45,8 @@ async def test_a_failure_ends_there_and_is_told_by_whoever_wants_to() -> None:
     assert request_log.notes == {"error": "InvalidRequest"}
 
 
-async def test_what_is_ours_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    request_log, ended = one()
+async def test_an_internal_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    request_log, ended = new_log()
     async with served(request_log, ended.append):
         raise ZeroDivisionError
     (record,) = caplog.records
@@ -55,8 +55,8 @@ async def test_what_is_ours_goes_to_the_log(caplog: pytest.LogCaptureFixture) ->
     assert (request_log.status, len(ended)) == (500, 1)
 
 
-async def test_what_ends_because_its_client_has_left_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
-    request_log, ended = one()
+async def test_an_error_after_the_client_has_left_is_not_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    request_log, ended = new_log()
     async with served(request_log, ended.append, has_left=lambda: True):
         raise InvalidRequest("No.", param="x")
     async with served(request_log, ended.append, has_left=lambda: True):
@@ -72,24 +72,24 @@ async def test_what_ends_because_its_client_has_left_is_no_failure(caplog: pytes
     assert len(caplog.records) == 1
 
 
-async def test_what_is_cancelled_goes_on_being_so() -> None:
-    request_log, ended = one()
+async def test_a_cancellation_is_raised_again() -> None:
+    request_log, ended = new_log()
     with pytest.raises(asyncio.CancelledError):
         async with served(request_log, ended.append):
             raise asyncio.CancelledError
     assert (request_log.status, ended) == (None, [request_log])
 
 
-async def test_it_is_held_to_its_keys_limits_until_its_end() -> None:
+async def test_a_request_counts_against_its_keys_limits_until_it_ends() -> None:
     limits = RateLimits(Meter.open(None))
 
     def context() -> RequestContext:
-        return RequestContext(one()[0], Caller(ANN), limits.reservation(ANN.key))
+        return RequestContext(new_log()[0], Caller(ANN), limits.reservation(ANN.key))
 
-    request_log, ended = one()
+    request_log, ended = new_log()
     async with served(request_log, ended.append) as first:
         await first.hold(context())
-        async with served(one()[0], ended.append) as second:
+        async with served(new_log()[0], ended.append) as second:
             await second.hold(context())
         assert isinstance(second.error, RequestsLimited)
     async with served(request_log, ended.append) as third:
@@ -98,7 +98,7 @@ async def test_it_is_held_to_its_keys_limits_until_its_end() -> None:
 
 
 async def test_a_row_or_a_message_has_a_context_that_costs_nothing() -> None:
-    context = RequestContext(one()[0], Caller(), RateLimits(Meter.open(None)).reservation(None))
+    context = RequestContext(new_log()[0], Caller(), RateLimits(Meter.open(None)).reservation(None))
     await context.reservation.reserve(prompt_tokens=10, output_tokens=10)
     await context.reservation.refund()
     context.body.has_grown(1_000_000)
@@ -106,7 +106,7 @@ async def test_a_row_or_a_message_has_a_context_that_costs_nothing() -> None:
     assert (context.limit_headers, context.owner) == ({}, "")
 
 
-def test_a_call_that_came_with_a_request_has_a_ticket_of_its_own() -> None:
+def test_an_inner_call_has_a_log_entry_of_its_own() -> None:
     outer = RequestLog(
         "req_1", "GET", "/v1/responses", "/v1/responses", client="ann", priority=Priority.BATCH
     )

@@ -1,4 +1,4 @@
-"""Pictures are fetched from servers with public addresses: a network of the test's own has such ones."""
+"""Fetching of pictures from public addresses, which the test has in a network namespace of its own."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ QUICKLY_S, SLOWLY_S = 0.5, DEADLINE_S
 
 def test_a_url_is_fetched_within_its_bounds() -> None:
     if subprocess.run([*ALONE, "ip", "link"], capture_output=True, check=False).returncode:
-        pytest.skip("no network of one's own can be had")
+        pytest.skip("a network namespace cannot be created")
     command = [*ALONE, sys.executable, "-m", "tests.http.test_fetching"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
     late = f"it was not received within {QUICKLY_S:g} seconds"
-    assert json.loads(done.stdout) == {
+    assert json.loads(process.stdout) == {
         "sized": "picture",
         "of_http_1_0": "picture",
         "closing": "picture",
@@ -117,11 +117,11 @@ REPLIES: dict[str, Iterable[bytes]] = {
 }
 LATE = {"silent", "dripping_head", "dripping_body"}
 PAUSE_S = 0.05
-"""Between the bytes of those that come too late."""
+"""Time between the bytes of late replies."""
 
 
 def _serve() -> int:
-    """Start a server that replies as the path says. Return its port."""
+    """Start a server whose reply depends on the path. Return its port."""
     listening = socket.create_server((ADDRESS, 0))
 
     def answer(client: socket.socket) -> None:
@@ -149,16 +149,16 @@ def num_fetching() -> int:
 
 
 async def _fetched_all() -> dict[str, str]:
-    url, found = f"http://{ADDRESS}:{_serve()}", dict[str, str]()
+    url, results = f"http://{ADDRESS}:{_serve()}", dict[str, str]()
     for name in REPLIES:
         timeout_s = QUICKLY_S if name in LATE else SLOWLY_S
         try:
-            asked = Fetched(f"{url}/{name}", (ADDRESS, "127.0.0.1"), 100_000, "too_large", timeout_s)
-            found[name] = (await fetch_url(asked)).decode()
+            source = Fetched(f"{url}/{name}", (ADDRESS, "127.0.0.1"), 100_000, "too_large", timeout_s)
+            results[name] = (await fetch_url(source)).decode()
         except InvalidRequest as error:
-            found[name] = str(error)
+            results[name] = str(error)
     await eventually(lambda: num_fetching() == 0)
-    return found
+    return results
 
 
 if __name__ == "__main__":

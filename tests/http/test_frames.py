@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 class FullTransport(asyncio.Transport):
-    """Collects what is written."""
+    """Collect the written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class FullTransport(asyncio.Transport):
 
 
 received: list[str] = []
-"""Types of the events that the application has taken."""
+"""Types of the events that the application has received."""
 
 
 async def accept(scope: Scope, receive: Receive, send: Send) -> None:

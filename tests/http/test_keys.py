@@ -1,4 +1,4 @@
-"""Keys: the file, what is said about a broken one, and reading it again."""
+"""The file of keys: its contents, its errors, and reloading."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from openai_cpu_server.http.keys import (
     read_keys,
 )
 from openai_cpu_server.jobs.records import StorageLimits
-
-
-def sha(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
+from tests.api.keys import sha
 
 
 def find(ring: KeyRing, key: bytes) -> Key | None:
@@ -37,7 +34,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_everything_that_a_key_may_say(tmp_path: Path) -> None:
+def test_a_key_with_all_fields(tmp_path: Path) -> None:
     names = "requests_per_minute tokens_per_minute tokens_per_day concurrent batch_tokens_per_day stored_mb"
     amounts = {name: number for number, name in enumerate([*names.split(), "files"], start=1)}
     text = f"""
@@ -55,8 +52,8 @@ def test_everything_that_a_key_may_say(tmp_path: Path) -> None:
         admin = true
     """
     ann, bob, root = (bytes.fromhex(sha(key)) for key in "abr")
-    known = [*read_keys(write(tmp_path, text))]
-    assert known == [
+    keys = [*read_keys(write(tmp_path, text))]
+    assert keys == [
         Key(
             name="ann",
             digest=ann,
@@ -68,14 +65,14 @@ def test_everything_that_a_key_may_say(tmp_path: Path) -> None:
         Key(name="b@c.org", digest=bob, scopes=frozenset({Scope.METRICS, Scope.INFERENCE})),
         Key(name="root", digest=root, scopes=ALL_SCOPES),
     ]
-    assert known[0].allowance.storage == StorageLimits(max_bytes=6 * 2**20, max_files=7)
+    assert keys[0].allowance.storage == StorageLimits(max_bytes=6 * 2**20, max_files=7)
 
 
 A = f'[keys.a]\nsha256 = "{sha("a")}"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "part"),
     [
         ("[keys.a", "table declaration"),
         ("", "keys"),
@@ -94,14 +91,14 @@ A = f'[keys.a]\nsha256 = "{sha("a")}"\n'
         (A + A.replace("keys.a", "keys.b"), "same sha256"),
     ],
 )
-def test_a_broken_file_is_one_line_without_secrets_and_leaves_the_keys_as_they_were(
-    tmp_path: Path, text: str, said: str, caplog: pytest.LogCaptureFixture
+def test_the_error_of_a_broken_file_is_one_line_without_secrets_and_the_keys_stay(
+    tmp_path: Path, text: str, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ring = KeyRing(None, write(tmp_path, A.replace(sha("a"), sha("old"))))
     with pytest.raises(StartupError) as error:
         read_keys(write(tmp_path, text))
     message = str(error.value)
-    assert said in message.replace(str(tmp_path), "")
+    assert part in message.replace(str(tmp_path), "")
     assert "\n" not in message
     assert "hunter2" not in message
     ring.reload()
@@ -127,7 +124,7 @@ def test_reading_again_replaces_the_keys(tmp_path: Path, caplog: pytest.LogCaptu
     assert (plain.is_open, KeyRing().is_open, caplog.records) == (False, True, [])
 
 
-def test_a_new_key_opens_what_its_lines_say(tmp_path: Path) -> None:
+def test_a_new_key_is_valid_with_its_lines_in_the_file(tmp_path: Path) -> None:
     key, lines = new_key("ann.b")
     assert key.startswith("sk-ocs-")
     assert len(key) > 40
@@ -139,7 +136,7 @@ def test_a_new_key_opens_what_its_lines_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", 'a"b', "a\nb", "x" * 65])
-def test_a_name_that_is_none(name: str) -> None:
+def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(StartupError, match="is not a valid key name"):
         new_key(name)
 
@@ -160,10 +157,10 @@ def test_a_name_that_is_none(name: str) -> None:
         ({"x-api-key": "x", "authorization": "Basic k"}, b"x"),
     ],
 )
-def test_where_a_key_stands(headers: dict[str, str], key: bytes | None) -> None:
+def test_a_key_comes_in_either_header(headers: dict[str, str], key: bytes | None) -> None:
     assert given_key(headers) == key
 
 
-def test_an_identity_tells_keys_apart() -> None:
+def test_different_keys_have_different_identities() -> None:
     assert key_identity(None) is None
     assert key_identity(b"a") == sha("a") != key_identity(b"b")

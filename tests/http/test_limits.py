@@ -1,4 +1,4 @@
-"""Sliding windows: what is left, and when there is room again; durations as OpenAI writes them."""
+"""Sliding windows: the remaining amount and the time until there is room; durations as OpenAI writes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from openai_cpu_server.http.limits import Window, duration
 
 
 def later(window: Window, seconds: float) -> Window:
-    """The same window, so much later, if nobody comes."""
+    """Return the window after this time without requests."""
     rest_s = window.current_left_s - window.period_s if window.current else window.previous_left_s
     if seconds < rest_s:
         return Window(
@@ -29,7 +29,7 @@ def later(window: Window, seconds: float) -> Window:
     current=st.integers(0, 100),
     cost=st.integers(1, 120),
 )
-def test_there_is_room_when_it_says_and_not_much_earlier(
+def test_there_is_room_after_the_wait_and_not_much_earlier(
     rest: float, previous: int, current: int, cost: int
 ) -> None:
     window = Window(

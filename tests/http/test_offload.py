@@ -1,4 +1,4 @@
-"""Work that takes long goes on beside the event loop, and keeps nobody else from a thread."""
+"""Slow work runs beside the event loop and leaves threads for other work."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_slow_work_leaves_threads_for_the_rest() -> None:
-    goes_on, begun = threading.Event(), list[int]()
+    gate, thread_ids = threading.Event(), list[int]()
 
     def work() -> bool:
-        begun.append(threading.get_ident())
-        return goes_on.wait(DEADLINE_S)
+        thread_ids.append(threading.get_ident())
+        return gate.wait(DEADLINE_S)
 
     slow = [asyncio.create_task(in_thread(work, is_slow=True)) for _ in range(100)]
-    await eventually(lambda: begun)
+    await eventually(lambda: thread_ids)
     assert await off_loop(INLINE_BYTES + 1, lambda: "done") == "done"
-    goes_on.set()
+    gate.set()
     assert all(await asyncio.gather(*slow))

@@ -30,14 +30,12 @@ from tests.waiting import DEADLINE_S
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 TYPE = "invalid_type"
+TEXT_ONLY = "only parts of type 'text' are supported"
 LONG_NOTE: dict[str, object] = {"metadata": {"k": "v" * 513}}
 
 
 def chat(**fields: object) -> bytes:
     return json.dumps({"messages": MESSAGES, **fields}).encode()
-
-
-TEXTS_ALONE = "only parts of type 'text' are supported"
 
 
 def refused(data: bytes, schema: type[Body] = ChatBody) -> InvalidRequest:
@@ -59,7 +57,7 @@ def refused(data: bytes, schema: type[Body] = ChatBody) -> InvalidRequest:
         ([("metadata[a]", "1"), ("metadata[b]", "2")], {"a": "1", "b": "2"}),
     ],
 )
-def test_a_form_says_in_text_what_json_says_by_types(fields: list[tuple[str, str]], found: object) -> None:
+def test_texts_of_a_form_become_the_types_of_json(fields: list[tuple[str, str]], found: object) -> None:
     body, _ = parse_form(CompletionBody, [("prompt", "true"), *fields], lenient=False)
     assert body.prompt == "true"
     assert found in ((body.temperature, body.stream, body.seed), body.stop, body.metadata)
@@ -75,27 +73,27 @@ def test_a_form_says_in_text_what_json_says_by_types(fields: list[tuple[str, str
         ("a[b[", "", "unknown_parameter"),
     ],
 )
-def test_what_a_form_says_wrongly_is_refused(name: str, text: str, code: str) -> None:
+def test_a_wrong_value_of_a_form_is_refused(name: str, text: str, code: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         parse_form(CompletionBody, [("prompt", "a"), (name, text)], lenient=False)
     assert (refusal.value.param, refusal.value.code) == (name.removesuffix("[]"), code)
 
 
-def test_threads_that_need_a_body_first_all_get_it() -> None:
+def test_threads_may_use_a_body_for_the_first_time_together() -> None:
     """Schemas are built when they are first used, which a version of pydantic without a lock gets wrong."""
     for _ in range(20):
 
         class Fresh(ChatBody):
             own: int
 
-        together = threading.Barrier(8)
+        barrier = threading.Barrier(8)
 
-        def read(schema: type[Fresh] = Fresh, together: threading.Barrier = together) -> int:
-            together.wait(DEADLINE_S)
+        def read(schema: type[Fresh] = Fresh, barrier: threading.Barrier = barrier) -> int:
+            barrier.wait(DEADLINE_S)
             return parse(schema, chat(own=7), lenient=False)[0].own
 
         with ThreadPoolExecutor(8) as threads:
-            assert [done.result() for done in [threads.submit(read) for _ in range(8)]] == [7] * 8
+            assert [future.result() for future in [threads.submit(read) for _ in range(8)]] == [7] * 8
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def test_threads_that_need_a_body_first_all_get_it() -> None:
         b'{"seed":' + b"9" * 5000 + b"}",
     ],
 )
-def test_what_is_no_json_object_has_a_code_and_no_param(data: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_has_a_code_and_no_param(data: bytes) -> None:
     error = refused(data)
     assert (error.param, error.code) == (None, "invalid_json")
 
@@ -170,18 +168,18 @@ def test_what_is_no_json_object_has_a_code_and_no_param(data: bytes) -> None:
 def test_a_wrong_value_is_named_with_its_path(
     schema: type[Body], fields: dict[str, object], param: str
 ) -> None:
-    """A choice of kinds is no part of a path."""
+    """The alternatives of a union are not part of a path."""
     complete = {"messages": MESSAGES, **fields} if schema is ChatBody else fields
     assert refused(json.dumps(complete).encode(), schema).param == param
 
 
 @pytest.mark.parametrize(
-    ("kind", "lack", "taken"),
+    ("kind", "lack", "supported"),
     [
         ("input_audio", "it contains no audio", ""),
         ("image_url", "it contains no image", ""),
         ("file", "it contains no file", ""),
-        ("video_url", "this model has no vision and cannot see videos", TEXTS_ALONE),
+        ("video_url", "this model has no vision and cannot see videos", TEXT_ONLY),
         (
             "hologram",
             "content of type 'hologram' is not supported",
@@ -189,9 +187,7 @@ def test_a_wrong_value_is_named_with_its_path(
         ),
     ],
 )
-def test_parts_that_are_no_text_are_refused_with_what_the_model_lacks(
-    kind: str, lack: str, taken: str
-) -> None:
+def test_parts_other_than_text_are_refused_with_a_reason(kind: str, lack: str, supported: str) -> None:
     parts = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: {}}]
     question = {"role": "user", "content": parts}
     body, _ = parse(ChatBody, chat(messages=[*MESSAGES, question]), lenient=False)
@@ -200,23 +196,24 @@ def test_parts_that_are_no_text_are_refused_with_what_the_model_lacks(
     error = caught.value
     param = "messages[1].content[1].type"
     assert (error.param, error.code) == (param, "unsupported_content")
-    assert str(error) == f"Invalid value for '{param}': {lack}{taken and f'; {taken}'}."
+    assert str(error) == f"Invalid value for '{param}': {lack}{supported and f'; {supported}'}."
     earlier, _ = parse(ChatBody, chat(messages=[question, *MESSAGES]), lenient=False)
     assert unsupported_parts(earlier.messages) == [f"messages[0].content[1] ({kind})"]
-    (asked, _) = checked_messages(earlier.messages)
-    assert asked["content"] == [parts[0], {"type": "text", "text": f"[{lack}]"}]
+    (first_message, _) = checked_messages(earlier.messages)
+    assert first_message["content"] == [parts[0], {"type": "text", "text": f"[{lack}]"}]
 
 
-def test_a_picture_knows_what_is_said_of_it_to_a_model_without_eyes() -> None:
-    """Which model it is is not known yet. In what is asked now it is refused; before, it is told in words."""
+def test_a_picture_has_a_refusal_or_a_text_for_models_without_vision() -> None:
+    """The model is not known yet. One without vision refuses a picture in the latest message, and gets a text
+    in place of an earlier one."""
     question = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
     body, _ = parse(ChatBody, chat(messages=[question, *MESSAGES, question]), lenient=False)
     checked_messages(body.messages)
     lack, place = "this model has no vision and cannot see images", "messages[2].content[0]"
-    earlier, asked = message_attachments(body.messages)
+    earlier, latest = message_attachments(body.messages)
     assert (earlier.refusal, earlier.lack, earlier.at) == (None, lack, "messages[0].content[0]")
-    refusal = f"Invalid value for '{place}.type': {lack}; only parts of type 'text' are supported."
-    assert (asked.refusal, asked.refused_at, asked.at) == (refusal, f"{place}.type", place)
+    refusal = f"Invalid value for '{place}.type': {lack}; {TEXT_ONLY}."
+    assert (latest.refusal, latest.refused_at, latest.at) == (refusal, f"{place}.type", place)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +240,7 @@ def test_a_picture_knows_what_is_said_of_it_to_a_model_without_eyes() -> None:
         (LONG_NOTE, "at most 512 characters, but got 513", "string_above_max_length"),
     ],
 )
-def test_it_is_said_what_was_expected(fields: dict[str, object], expected: str, code: str) -> None:
+def test_an_error_names_the_expected_value(fields: dict[str, object], expected: str, code: str) -> None:
     error, kind = refused(chat(**fields)), "type" if code == TYPE else "value"
     name = "metadata.k" if fields == LONG_NOTE else next(iter(fields))
     assert (error.param, error.code) == (name, code)
@@ -329,7 +326,7 @@ def test_hints_are_accepted_and_named(name: str, hint: IgnoredParam) -> None:
 
 
 @pytest.mark.parametrize(("name", "refusal"), GENERATION_REFUSALS.items())
-def test_what_is_not_done_is_refused_but_for_values_that_ask_for_nothing(
+def test_unsupported_fields_are_refused_except_for_neutral_values(
     name: str, refusal: UnsupportedParam
 ) -> None:
     for is_lenient in (True, False):
@@ -350,25 +347,25 @@ def test_what_is_not_done_is_refused_but_for_values_that_ask_for_nothing(
         ({"store": 0}, ("store",)),
     ],
 )
-def test_other_fields_may_ask_for_nothing_too(fields: dict[str, object], ignored: tuple[str, ...]) -> None:
+def test_other_fields_have_neutral_values_too(fields: dict[str, object], ignored: tuple[str, ...]) -> None:
     assert ignored_of(**fields) == ignored
 
 
-def test_it_is_said_which_values_are_accepted() -> None:
+def test_an_error_names_the_accepted_values() -> None:
     message = str(refused(chat(modalities=["text", "audio"])))
     assert message == (
         "'modalities' is not supported: the models answer with text only (only [\"text\"] is accepted)."
     )
 
 
-def test_a_value_that_only_equals_an_accepted_one_is_not_that() -> None:
+def test_a_value_of_another_type_is_not_the_accepted_one_that_it_equals() -> None:
     assert refused(chat(use_beam_search=0)).param == "use_beam_search"
 
 
 NOTES = {"cache_control": {"type": "ephemeral"}, "id": 7, "opts": {"visible": False}}
 
 
-def test_what_clients_note_in_messages_is_ignored_and_named_once() -> None:
+def test_notes_of_clients_in_messages_are_ignored_and_named_once() -> None:
     part = {"type": "text", "text": "hi", "annotations": [], **NOTES}
     function = {"name": "f", "arguments": "{}", "output": 1}
     call = {"index": 0, "id": "c1", "type": "function", "function": function}
@@ -427,7 +424,7 @@ def test_embeddings_and_reranking_have_hints_of_their_own() -> None:
         pooled(EmbeddingBody, normalize=False)
 
 
-def test_truncate_takes_the_words_of_others() -> None:
+def test_truncate_accepts_the_words_of_other_apis() -> None:
     for word, cuts in (("END", True), ("none", False), (True, True), (False, False)):
         body, _ = parse(EmbeddingBody, json.dumps({"input": "a", "truncate": word}).encode(), lenient=False)
         assert body.truncate is cuts
@@ -440,14 +437,14 @@ def test_whole_numbers_are_numbers() -> None:
     assert (body.temperature, body.seed) == (1.0, -(10**40))
 
 
-def test_paths_leave_out_what_pydantic_adds() -> None:
-    given = {"messages": [{"content": [{}, {"type": "x"}]}], "dict": {"int": 1}}
+def test_paths_leave_out_the_additions_of_pydantic() -> None:
+    body = {"messages": [{"content": [{}, {"type": "x"}]}], "dict": {"int": 1}}
     path = ("messages", 0, "content", "<list>", 1, "type")
-    assert path_of(path, given) == "messages[0].content[1].type"
-    assert path_of(("messages", 0, "role"), given, is_missing=True) == "messages[0].role"
-    assert path_of(("dict", "int", "int"), given) == "dict.int"
+    assert path_of(path, body) == "messages[0].content[1].type"
+    assert path_of(("messages", 0, "role"), body, is_missing=True) == "messages[0].role"
+    assert path_of(("dict", "int", "int"), body) == "dict.int"
     assert path_of(("dict", "no", "[key]"), {"dict": {"no": 1}}) == "dict.no"
-    assert path_of((), given) is None
+    assert path_of((), body) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A route is one row: it answers, asks for a key, stands in documents, and may serve rows of batches."""
+"""A row describes a route: its handler, its scope, its documentation, and its handler of batch rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Greeting:
-    """What a room could be: its parts are a word."""
+    """Example of a router's handlers, which share a word as their state."""
 
     def __init__(self, word: str) -> None:
         self._word = word
@@ -57,7 +57,7 @@ GREETINGS = ApiRouter[str](Greeting, is_served=bool, is_hidden=lambda word: word
 
 
 def greeting(
-    word: str, options: ApiOptions | None = None, room: ApiRouter[str] = GREETINGS
+    word: str, options: ApiOptions | None = None, router: ApiRouter[str] = GREETINGS
 ) -> httpx.AsyncClient:
     options = options or ApiOptions()
     keys, limits = KeyRing("secret"), RateLimits(Meter.open(None))
@@ -65,14 +65,14 @@ def greeting(
         keys=keys, limits=limits, bodies=BodyBudget(options.max_bodies_bytes), options=options
     )
     history = RequestHistory(Telemetry.new(model="m"))
-    served = list(served_routes([room], word))
+    served = list(served_routes([router], word))
     return client(application(served, guard, history=history, options=options, headers=()))
 
 
 KEY = {"authorization": "Bearer secret"}
 
 
-async def test_a_row_is_a_route_with_what_it_asks_for() -> None:
+async def test_a_row_is_a_route_that_needs_its_key() -> None:
     async with greeting("hello") as http:
         assert (await http.get("/hello/a/b")).text == "hello a/b"
         assert (await http.post("/echo", content=b"abc")).status_code == 401
@@ -90,10 +90,10 @@ async def test_the_document_is_made_of_the_rows_that_are_served() -> None:
     assert paths["/echo"]["delete"]["x-required-scope"] == "admin"
 
 
-async def test_failures_on_a_rooms_paths_have_its_shape() -> None:
+async def test_errors_on_the_paths_of_a_router_have_its_shape() -> None:
     sorry = PlainTextResponse("sorry", 404)
     shape = ErrorShape(("/hello",), lambda error, request_id: sorry, ("request-id",))
-    async with greeting("hello", room=replace(GREETINGS, shape=shape)) as http:
+    async with greeting("hello", router=replace(GREETINGS, shape=shape)) as http:
         below, beside = await http.get("/hello", headers=KEY), await http.get("/hello-you", headers=KEY)
         good, unknown = await http.get("/hello/you"), await http.post("/hello/you", headers=KEY)
     assert (below.text, unknown.text) == ("sorry", "sorry")
@@ -103,7 +103,7 @@ async def test_failures_on_a_rooms_paths_have_its_shape() -> None:
 
 
 @pytest.mark.parametrize(("word", "status", "text"), [("", 404, None), ("psst", 200, "psst you")])
-async def test_a_room_without_parts_is_not_served_and_a_hidden_one_in_no_document(
+async def test_a_router_without_state_is_not_served_and_a_hidden_one_is_undocumented(
     word: str, status: int, text: str | None
 ) -> None:
     async with greeting(word) as http:
@@ -113,7 +113,7 @@ async def test_a_room_without_parts_is_not_served_and_a_hidden_one_in_no_documen
     assert text in (None, answer.text)
 
 
-async def test_a_row_says_what_answers_rows_of_batches() -> None:
+async def test_a_row_names_the_handler_of_batch_rows() -> None:
     handlers = {route.row.name: route.batch_handler for route in served_routes([GREETINGS], "hello")}
     assert [name for name, handler in handlers.items() if handler is not None] == ["POST /echo"]
     handler = handlers["POST /echo"]

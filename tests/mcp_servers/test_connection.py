@@ -1,5 +1,7 @@
-"""One MCP server that behaves in no way as it should: it costs the call that waits, and nothing else. The
-children here speak the protocol by hand, for the official package does none of this."""
+"""A faulty MCP server fails the call that waits for it, and nothing else.
+
+The children here write the protocol by hand because the official package makes none of these faults.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ import json, os, sys, threading
 
 sys.stdout.reconfigure(errors="surrogateescape")
 
-def say(message):
+def send(message):
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     sys.stdout.flush()
 
@@ -48,7 +50,7 @@ def call(name, arguments):
             sys.stdout.write("y" * 65536)
     if name == "chatter":
         for _ in range(50_000):
-            say({"method": "notifications/message", "params": {"level": "info", "data": "y" * 500}})
+            send({"method": "notifications/message", "params": {"level": "info", "data": "y" * 500}})
     if name == "nonsense":
         sys.stdout.write("this is no message\n")
         return {"content": 7}
@@ -58,8 +60,8 @@ def call(name, arguments):
         return text("a \ud83d b \ud83c\udf88 \\ud83d \udf88")
     return text("x" * arguments.get("size", 0) or "fine")
 
-def text(said):
-    return {"content": [{"type": "text", "text": said}]}
+def text(words):
+    return {"content": [{"type": "text", "text": words}]}
 
 replies = {
     "word": '"no object"',
@@ -91,40 +93,40 @@ for line in sys.stdin:
     elif method == "tools/call":
         result = call(params["name"], params["arguments"])
     else:
-        say({"id": message["id"], "error": {"code": -32601, "message": "unknown"}})
+        send({"id": message["id"], "error": {"code": -32601, "message": "unknown"}})
         continue
-    say({"id": message["id"], "result": result})
+    send({"id": message["id"], "result": result})
 """
 
 
-def of_script(script: str = CHILD, **fields: object) -> McpServerOptions:
+def stdio(script: str = CHILD, **fields: object) -> McpServerOptions:
     return McpServerOptions(command=(sys.executable, "-I", "-S", "-c", script), **fields)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
 async def connection(options: McpServerOptions, limits: McpLimits = LIMITS) -> AsyncIterator[McpConnection]:
-    one = McpConnection("raw", options, limits)
+    server = McpConnection("raw", options, limits)
     try:
-        yield one
+        yield server
     finally:
-        await one.close()
-        assert children() == [], "nothing is left"
+        await server.close()
+        assert children() == [], "the child has not ended"
 
 
 def children() -> list[psutil.Process]:
-    found = []
-    for one in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            if CHILD in one.cmdline():
-                found.append(one)
-    return found
+    processes = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # the process has just ended
+            if CHILD in process.cmdline():
+                processes.append(process)
+    return processes
 
 
 @pytest.mark.parametrize(
     ("tool", "why"), [("die", "it has ended (exit_3)"), ("flood", FLOODED), ("chatter", FLOODED)]
 )
 async def test_a_server_that_breaks_is_started_again(tool: str, why: str) -> None:
-    async with connection(of_script()) as server:
+    async with connection(stdio()) as server:
         assert (await server.call(tool, {})).text == why
         assert (server.status().state, server.status().error) == (McpServerState.FAILED, why)
         if tool == "die":
@@ -135,14 +137,14 @@ async def test_a_server_that_breaks_is_started_again(tool: str, why: str) -> Non
 
 
 async def test_a_list_of_tools_that_is_too_long_is_named_as_the_reason() -> None:
-    async with connection(of_script(CHILD.replace("names = [", "names = ['again'] * 200_000 + ["))) as server:
+    async with connection(stdio(CHILD.replace("names = [", "names = ['again'] * 200_000 + ["))) as server:
         with pytest.raises(McpUnavailable) as refusal:
             await server.tools()
         assert (str(refusal.value), server.status().error) == (FLOODED, FLOODED)
 
 
 async def test_a_server_that_hangs_is_started_again() -> None:
-    async with connection(of_script(), McpLimits(seconds=3)) as server:
+    async with connection(stdio(), McpLimits(seconds=3)) as server:
         await server.tools()
         (before,) = children()
         beside = asyncio.create_task(server.call("fine", {}))
@@ -153,8 +155,8 @@ async def test_a_server_that_hangs_is_started_again() -> None:
         assert (await server.call("fine", {})).text == "fine"
 
 
-async def test_nonsense_and_a_huge_result_are_the_calls_alone() -> None:
-    async with connection(of_script()) as server:
+async def test_an_invalid_or_huge_result_fails_its_call_only() -> None:
+    async with connection(stdio()) as server:
         assert (await server.call("nonsense", {})).text == "its answer is not a result"
         assert (await server.call("fine", {"size": 2000})).text == "the result has more than 1000 bytes"
         assert (await server.call("fine", {})).text == "fine"
@@ -163,72 +165,72 @@ async def test_nonsense_and_a_huge_result_are_the_calls_alone() -> None:
 
 @pytest.mark.parametrize("tool", ["word", "bytes", "number", "nested"])
 async def test_a_reply_that_cannot_be_read_fails_its_call_at_once(tool: str) -> None:
-    async with connection(of_script(), McpLimits(seconds=WHOLE_S)) as server:
+    async with connection(stdio(), McpLimits(seconds=WHOLE_S)) as server:
         await server.tools()
         (child,) = children()
         for _ in range(2):
             answer = await server.call(tool, {})
             assert (answer.text, answer.is_error) == (UNREADABLE, True)
         assert (await server.call("fine", {})).text == "fine"
-        assert children() == [child], "it has not been restarted"
+        assert children() == [child], "the server has been restarted"
 
 
 @pytest.mark.parametrize(("tool", "why"), [("abyss", UNREADABLE), ("dense", DENSE), ("dense text", DENSE)])
 async def test_a_reply_that_would_cost_the_event_loop_too_much_ends_its_server(tool: str, why: str) -> None:
-    async with connection(of_script(), McpLimits(seconds=WHOLE_S, result_bytes=1000)) as server:
+    async with connection(stdio(), McpLimits(seconds=WHOLE_S, result_bytes=1000)) as server:
         await server.tools()
         assert (await server.call(tool, {})).text == why
         assert (server.status().state, server.status().error) == (McpServerState.FAILED, why)
         assert (await server.call("fine", {})).text == "fine"
 
 
-async def test_a_child_gets_of_the_environment_what_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_child_gets_only_the_listed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCS_API_KEY", "secret")
-    async with connection(of_script(env={"OWN": "7"}), McpLimits(seconds=20)) as server:
-        told = (await server.call("variables", {})).text
-        assert '"OWN": "7"' in told
-        assert '"PATH"' in told
-        assert "secret" not in told
+    async with connection(stdio(env={"OWN": "7"}), McpLimits(seconds=20)) as server:
+        variables = (await server.call("variables", {})).text
+        assert '"OWN": "7"' in variables
+        assert '"PATH"' in variables
+        assert "secret" not in variables
 
 
-async def test_its_words_go_to_the_log_and_not_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_has_a_limited_number_of_lines_of_a_child(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with connection(of_script()) as server:
+    async with connection(stdio()) as server:
         await server.call("die", {})
-    said = [record.getMessage() for record in caplog.records]
-    assert said.count("MCP server raw: goodbye") == 20
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages.count("MCP server raw: goodbye") == 20
 
 
 @pytest.mark.parametrize(
-    ("options", "seconds", "why"),
+    ("options", "seconds", "reason"),
     [
         (McpServerOptions(command=("/nowhere/at-all",)), 20, "it has ended (exit_1)"),
-        (of_script("import sys; sys.exit(4)"), 20, "it has ended (exit_4)"),
-        (of_script("print('{}'); input(); input()"), 0.5, "it has not listed its tools within 0.5 seconds"),
+        (stdio("import sys; sys.exit(4)"), 20, "it has ended (exit_4)"),
+        (stdio("print('{}'); input(); input()"), 0.5, "it has not listed its tools within 0.5 seconds"),
         (McpServerOptions(url="http://127.0.0.1:9/"), 20, "All connection attempts failed"),
     ],
 )
-async def test_a_server_that_cannot_be_reached_says_why_and_is_left_alone_for_a_while(
-    options: McpServerOptions, seconds: float, why: str
+async def test_an_unreachable_server_gives_a_reason_and_is_not_retried_at_once(
+    options: McpServerOptions, seconds: float, reason: str
 ) -> None:
     async with connection(options, McpLimits(seconds=seconds)) as server:
         for _ in range(2):
-            with pytest.raises(McpUnavailable, match=r"^" + why.replace("(", r"\(").replace(")", r"\)")):
+            with pytest.raises(McpUnavailable, match=r"^" + reason.replace("(", r"\(").replace(")", r"\)")):
                 await server.tools()
-        said = await server.call("fine", {})
-        assert said.is_error
-        assert "the next attempt is in" in said.text
+        result = await server.call("fine", {})
+        assert result.is_error
+        assert "the next attempt is in" in result.text
 
 
 HALVES = r'"a \ud83d b \ud83c\udf88 \\ud83d \uDF88"'
 
 
 async def test_a_text_with_half_a_surrogate_pair_is_read() -> None:
-    async with connection(of_script()) as server:
+    async with connection(stdio()) as server:
         assert (await server.call("halves", {})).text == "a \ufffd b 🎈 \\ud83d \ufffd"
 
 
-def test_halves_are_replaced_however_a_body_is_cut() -> None:
+def test_halves_of_pairs_are_replaced_wherever_a_body_is_split() -> None:
     data = HALVES.encode()
     whole = paired_escapes(data)
     assert json.loads(whole) == "a \ufffd b 🎈 \\ud83d \ufffd"
@@ -244,7 +246,7 @@ RESULT = b'{"jsonrpc": "2.0", "id": 1, "result": %b}'
 
 
 @pytest.mark.parametrize(
-    ("headers", "body", "why"),
+    ("headers", "body", "reason"),
     [
         (f"{JSON_TYPE}\r\ncontent-encoding: gzip", b"\x1f\x8b", None),
         (JSON_TYPE, b"[" + b"1," * (10 << 20) + b"1]", None),
@@ -256,7 +258,7 @@ RESULT = b'{"jsonrpc": "2.0", "id": 1, "result": %b}'
         (JSON_TYPE, b"no JSON \x1b[31m", UNREADABLE),
     ],
 )
-async def test_what_comes_by_http_has_bounds_too(headers: str, body: bytes, why: str | None) -> None:
+async def test_replies_over_http_have_bounds_too(headers: str, body: bytes, reason: str | None) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(f"HTTP/1.1 200 OK\r\n{headers}\r\nconnection: close\r\n\r\n".encode() + body)
@@ -265,11 +267,11 @@ async def test_what_comes_by_http_has_bounds_too(headers: str, body: bytes, why:
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1]
         async with connection(McpServerOptions(url=f"http://127.0.0.1:{port}/"), LIMITS) as server:
-            with pytest.raises(McpUnavailable, match=why):
+            with pytest.raises(McpUnavailable, match=reason):
                 await server.tools()
 
 
-def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp.client", None)
     with pytest.raises(StartupError, match=r"need: .*python\S* -m pip install 'mcp[^']*'$"):
         ConfiguredServers({}, LIMITS, allowed_hosts=["*"])
