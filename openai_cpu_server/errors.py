@@ -88,7 +88,7 @@ class PromptTooLong(ServerError):
 
     def __init__(self, *, prompt_tokens: int, max_tokens: int, limit: int, param: str) -> None:
         super().__init__(
-            # Clients look for the first words to tell this error from others.
+            # Clients recognise this error by its first words.
             f"This model's maximum context length is {limit} tokens, but {prompt_tokens + max_tokens} were "
             f"asked for ({prompt_tokens} in the prompt, {max_tokens} for the output).",
             param=param,
@@ -201,7 +201,7 @@ class ModelInUse(ServerError):
 
 
 class ModelNotLoaded(ServerError):
-    """A model that an administrator asked for cannot be loaded."""
+    """Loading a model on an administrator's request has failed."""
 
 
 class RequestNotFound(ServerError):

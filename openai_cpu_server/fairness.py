@@ -88,7 +88,7 @@ class FairTurns(Generic[Key]):
 
     @property
     def first(self) -> Key:
-        """There must be a participant."""
+        """Return the participant whose turn it is. At least one must exist."""
         while self._present.get(self._queue[0][1]) is not self._queue[0][0]:
             heappop(self._queue)
         return self._queue[0][1]
@@ -161,7 +161,7 @@ class NestedTurns:
 
     @property
     def first(self) -> Path:
-        """There must be a participant."""
+        """Return the participant whose turn it is. At least one must exist."""
         key = self._turns.first
         return (key, *self._below[key].first) if key in self._below else (key,)
 

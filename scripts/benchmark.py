@@ -24,7 +24,6 @@ from typing import NoReturn
 
 import msgspec
 import psutil
-from bench.asking import described
 from bench.bench import Bench
 from bench.models import add_options, models_of, settle
 from bench.peers import KEYS, PeerPaths, PeerUnusable, SetupFailed, best_flags, peers, set_up
@@ -32,6 +31,7 @@ from bench.prose import prompts_for
 from bench.report import circumstances, show, show_goals, show_models, write
 from bench.results import Report, WorkloadResult
 from bench.servers import Variant
+from bench.traffic import described
 from bench.workloads import QUICK, WORKLOADS
 from rich.console import Console
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "packaging"))
-from check_server import ask, serving
+from check_server import fetch, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -127,7 +127,9 @@ def main() -> None:
         pip(user, "--find-links", str(wheel.parent), str(ROOT))
         report("pip install .", started)
         with serving(user, "--model", "demo") as address:
-            text = ask(f"{address}/v1/completions", {"prompt": "Once", "max_tokens": 8})["choices"][0]["text"]
+            text = fetch(f"{address}/v1/completions", {"prompt": "Once", "max_tokens": 8})["choices"][0][
+                "text"
+            ]
             report(f"answers {text!r}", started)
             read_encrypted_pdf(address)
             report("reads a PDF that is encrypted with AES", started)
@@ -159,8 +161,8 @@ def read_encrypted_pdf(address: str) -> None:
     data = zlib.decompress(base64.b64decode(ENCRYPTED_PDF))
     file = {"file_data": base64.b64encode(data).decode(), "filename": "secret.pdf"}
     message = {"role": "user", "content": [{"type": "file", "file": file}]}
-    tokens = ask(f"{address}/tokenize", {"messages": [message]})["tokens"]
-    prompt = ask(f"{address}/detokenize", {"tokens": tokens})["prompt"]
+    tokens = fetch(f"{address}/tokenize", {"messages": [message]})["tokens"]
+    prompt = fetch(f"{address}/detokenize", {"tokens": tokens})["prompt"]
     assert "The key is green." in prompt, prompt
 
 
@@ -187,7 +189,7 @@ def run_manual(python: Path, address: str, place: Path) -> None:
             num_run += 1
         else:
             print(f"check_install: {page}: not run ({reason}): {command.splitlines()[0][:60]}")
-    assert num_run >= 15, "the manual's commands are not found any more"
+    assert num_run >= 15, "the manual's commands are no longer found"
 
 
 def prepare(place: Path) -> None:
@@ -252,7 +254,7 @@ def try_extra(extra: str, user: Path, folder: Path) -> None:
         pip(python, f"openai-cpu-server[{extra}]")
     if extra in SERVED_WITH:
         with serving(python, "--model", "demo", *SERVED_WITH[extra]) as address:
-            ask(f"{address}/v1/completions", {"prompt": "Once", "max_tokens": 2})
+            fetch(f"{address}/v1/completions", {"prompt": "Once", "max_tokens": 2})
     if extra in RUN_WITH:
         program, *arguments = RUN_WITH[extra]
         program = str(ROOT / program) if program.startswith("scripts/") else program
@@ -266,7 +268,7 @@ def try_model(extra: str, address: str) -> None:
             if page == "embeddings.md":
                 run_command(page, command, Path(sys.executable), address, Path.cwd())
     else:
-        ask(f"{address}/v1/completions", {"prompt": "Once", "max_tokens": 2})
+        fetch(f"{address}/v1/completions", {"prompt": "Once", "max_tokens": 2})
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ SEEING = ("gemma3", "idefics3", "lfm2", "qwen2vl_merger", "qwen3vl_merger")
 HEARING = ("qwen2a", "qwen3a", "ultravox", "voxtral")
 """llama.cpp's names."""
 _STACKED = {"ultravox": 8, "voxtral": 4}
-"""Rows that become one. llama.cpp dies of some widths: see `llama/gguf/encoders.py`."""
+"""Rows that become one. llama.cpp crashes with some widths: see `llama/gguf/encoders.py`."""
 _SOUND_ROWS = 1500
 """Half of a spectrum's 3,000 frames, which are 30 seconds."""
 _CONVOLVED = 16

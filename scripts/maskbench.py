@@ -6,7 +6,7 @@
 FILE: JSON lines, gzipped or not: {"name", "schema", "tests": [{"valid", "data"}]}. A case passes if its
 schema compiles, and the grammar accepts every valid instance (as `json.dumps` writes it, in the grammar's
 white space) to the end and rejects every invalid one. The server's grammars put properties in the schema's
-order, others in any, so both kinds are measured unless one is asked for. Times are CPU times of one thread.
+order, others in any, so both kinds are measured unless one is chosen. Times are CPU times of one thread.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.asking import Failed
 from bench.bench import Bench
 from bench.models import add_options, models_of, settle
 from bench.report import show
+from bench.traffic import Failed
 from regressions import COMPUTE_HERE, MEASUREMENTS
 from rich.console import Console
 

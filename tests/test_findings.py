@@ -16,7 +16,7 @@ FINDINGS = {
         "reader/test_documents.py::test_comments_without_html_are_text",
     ),
     "D2 one client's long work before the work of others": (
-        "reader/test_shares.py::test_a_share_that_is_used_up_is_a_refusal_which_is_remembered",
+        "reader/test_shares.py::test_the_refusal_of_work_beyond_its_share_is_remembered",
         "reader/test_shares.py::test_work_of_one_kind_waits_for_no_other_kind",
         "reader/test_shares.py::test_a_picture_waits_for_no_document",
         "reader/test_shares.py::test_one_client_never_keeps_the_work_of_another_waiting",
@@ -49,13 +49,13 @@ FINDINGS = {
     ),
     "D8 a name with NUL and others that no file has": (
         "model_source/test_resolve.py::test_malformed",
-        "model_source/test_resolve.py::test_a_listed_name_that_no_file_has_is_passed_over",
+        "model_source/test_resolve.py::test_an_invalid_file_name_in_a_listing_is_skipped",
         "http/test_parse.py::test_a_name_of_a_client_is_shown_in_part",
     ),
     "D9 a hub that lies": (
         "model_source/test_resolve.py::test_more_than_was_announced_is_not_stored",
-        "model_source/test_resolve.py::test_a_hash_that_is_none_names_no_file",
-        "model_source/test_resolve.py::test_a_listed_name_that_no_file_has_is_passed_over",
+        "model_source/test_resolve.py::test_an_invalid_hash_does_not_name_a_file",
+        "model_source/test_resolve.py::test_an_invalid_file_name_in_a_listing_is_skipped",
     ),
     "D10 names and objects of other keys": (
         "api/test_foreign_objects.py::test_another_keys_id_in_the_path_is_missing",
@@ -65,7 +65,7 @@ FINDINGS = {
     ),
     "D11 a server that can never serve goes on": (
         "cli/test_bad_starts.py::test_what_is_found_when_the_model_is_read",
-        "models/test_keeper.py::test_what_can_never_be_loaded_does_not_come_back",
+        "models/test_keeper.py::test_a_model_that_can_never_be_loaded_is_not_retried",
         "models/test_memory_budget.py::test_never_means_that_unloading_all_others_does_not_help",
     ),
     "D12 a missing library is told as a damaged model": (

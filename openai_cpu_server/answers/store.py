@@ -70,7 +70,7 @@ def exact_key(question: AnswerKey) -> str | None:
 
 
 def group_key(question: AnswerKey, embedder: str) -> str | None:
-    """Return a key of the marks of the last user turn and of all but this turn, or None if there is no turn
+    """Return a key of the marks of the last user turn and of all but this turn, or None without a turn
     to compare. `embedder`: identity of the embedding model."""
     if question.turn is None:
         return None

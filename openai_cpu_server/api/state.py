@@ -118,7 +118,7 @@ class AppState(NamedTuple):
     history: RequestHistory
     telemetry: Telemetry
     jobs: Jobs | None
-    """Without it there are no batch API and no stored responses."""
+    """Batch API and stored responses, or None without them."""
     answer_lookup: AnswerLookup | None
     find_adapter: FindAdapter
     keeping: ModelKeeping

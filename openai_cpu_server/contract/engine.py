@@ -101,7 +101,7 @@ class LastDeath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SeeStep = Callable[[Union[StepFigures, None], StepTrace], None]
-"""Observer of steps. Without figures there was no step, and the trace has the state of the memory only."""
+"""Observer of steps. Figures are None without a step. Then the trace has only the state of the memory."""
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +163,7 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComputedCall(Protocol):
-    """API call that is being computed. Leaving its context cancels what has not ended."""
+    """API call that is being computed. Leaving its context cancels its remaining requests."""
 
     @property
     def figures(self) -> Figures: ...

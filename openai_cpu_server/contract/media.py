@@ -66,7 +66,7 @@ class Picture(msgspec.Struct, frozen=True, weakref=True, tag="picture"):
 
 
 class Sound(msgspec.Struct, frozen=True, weakref=True, tag="sound"):
-    """One channel at the model's sample rate (`ModelInfo.sound_rate`)."""
+    """Samples of one channel at the model's sample rate (`ModelInfo.sound_rate`)."""
 
     kind: ClassVar[str] = "sound"
     size: SoundSize

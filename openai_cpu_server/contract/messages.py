@@ -78,7 +78,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Cells of the KV pool. None: as many as fit into half of the memory left, at most 16,384."""
     max_seqs: int = 64
     threads: int | None = None
-    """One thread per physical core that this process may use if None."""
+    """Number of threads, or None for one per physical core that this process may use."""
     threads_batch: int | None = None
     """Threads for steps of more than one token, or None for `threads`."""
     kv_type: str = "f16"

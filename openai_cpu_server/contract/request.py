@@ -302,7 +302,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     prompt_logprobs: bool = False
     """Includes every prompt token but the first."""
     scores_end: bool = False
-    """Also report the token that ends the output, without text."""
+    """True to report the token that ends the output, too, without text."""
     cache_namespace: str = ""
     adapter: str | None = None
     """Name of the adapter, or None for the base model. The accepting engine replaces it with the key."""

@@ -1,4 +1,4 @@
-"""One step of the engine as plain data, the `Backend` that executes it, and its trace for observers."""
+"""Step of the engine as plain data, the `Backend` that executes it, and its trace for observers."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class StepResult(msgspec.Struct, frozen=True):
     faults: dict[int, str] = {}
     """Other failures by slot. Nothing more is sampled there, either."""
     padding: int = 0
-    """Computed padding tokens: all of the step's, or 0 if there were no cells for them."""
+    """Computed padding tokens: all of the step's, or 0 if they got no cells."""
     interrupted: bool = False
     encoded: bool = False
     """The step's `encode` is complete. Its errors are in `faults`."""

@@ -196,7 +196,7 @@ class Core(ABC, Generic[Planned]):
         try:
             planned = self._plan(sharing)
         except BaseException:  # any of the requests may be to blame
-            yield messages.StepStarted(ids=self._everybody)
+            yield messages.StepStarted(ids=self._all_ids)
             raise
         members = self._members(planned)
         if members != self._announced:
@@ -214,7 +214,7 @@ class Core(ABC, Generic[Planned]):
 
     @property
     @abstractmethod
-    def _everybody(self) -> tuple[str, ...]: ...
+    def _all_ids(self) -> tuple[str, ...]: ...
 
     @abstractmethod
     def _handle(self, command: Work) -> None: ...

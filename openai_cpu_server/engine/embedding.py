@@ -68,7 +68,7 @@ class EmbedCore(base.Core[list[EmbedPart]]):
     # -- a step ------------------------------------------------------------------------------------------
 
     @property
-    def _everybody(self) -> tuple[str, ...]:
+    def _all_ids(self) -> tuple[str, ...]:
         return self._queue.ids
 
     def _plan(self, sharing: messages.Sharing) -> list[EmbedPart]:

@@ -157,7 +157,7 @@ class EngineCore(Core[Step]):
         self._backend.export_cache(path, self._scheduler.cache_blocks, limit)
 
     @property
-    def _everybody(self) -> tuple[str, ...]:
+    def _all_ids(self) -> tuple[str, ...]:
         return self._outputs.ids
 
     def _first_token_ms(self, sequence: Sequence) -> float:

@@ -172,7 +172,7 @@ class EngineLoop:
                 core.calibrate(lambda: inbox.has_news or turn.is_wanted)
                 turn.give_back()
                 quiet_s = min(2 * quiet_s, _QUIET_MOST_S) if inbox.has_news else quiet_s
-            elif turn.is_held:  # it came when nothing was wanted any more
+            elif turn.is_held:  # granted after the work had ended
                 turn.give_back()
 
     def handle(self, command: Work) -> None:
@@ -190,7 +190,7 @@ class EngineLoop:
         return quiet_s if self.core.is_guessing else None
 
     def _may_measure(self, *, is_quiet: bool) -> bool:
-        """An idle engine asks for the turn as for batch work."""
+        """An idle engine requests the turn as for batch work."""
         if is_quiet:
             self.turn.settle(Priority.BATCH)
         return self.turn.is_held

@@ -100,7 +100,7 @@ class AnswerSearch:
             self._look_at(answer)
         elif not self._mark:
             self.start = 0
-        else:  # there are no thoughts, but there may be the mark
+        else:  # the output has no thoughts, but may have the mark
             for one in pieces:
                 self.read(one)
 

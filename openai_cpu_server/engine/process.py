@@ -111,10 +111,10 @@ def _confine(options: EngineOptions) -> None:
     files = [Path(adapter.path) for adapter in options.adapters]
     if options.projector_path is not None:
         files.append(Path(options.projector_path))
-        mtmd_library()  # of code nothing comes later
+        mtmd_library()  # code cannot be loaded later
     folders = [Path(folder) for folder in options.adapter_folders]
     written = [Path(options.cost_dir)] if options.cost_dir is not None else []
-    for folder in (*folders, *written):  # what comes later in its place would stay closed
+    for folder in (*folders, *written):  # a folder that is created later would stay inaccessible
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if options.cache_file is not None:
@@ -132,7 +132,7 @@ def _claim(options: EngineOptions) -> MaySave:
         return lambda: False
     path = Path(options.cache_file)
     if options.cache_file_limit is not None:
-        with contextlib.suppress(OSError):  # the file cannot be written then, which will be said
+        with contextlib.suppress(OSError):  # a later message reports that the file cannot be written
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     writer = SoleWriter(path)
     if not writer.may_write():

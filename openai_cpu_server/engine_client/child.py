@@ -1,4 +1,4 @@
-"""One engine process from its start to its death, its socket, and the watchdog that kills it if it hangs.
+"""Engine process from its start to its death, its socket, and the watchdog that kills it if it hangs.
 
 The watchdog's limits are generous because a busy machine makes a step ten or a hundred times slower, and
 killing a healthy engine costs every client a restart.
@@ -94,7 +94,7 @@ def resident_bytes(pid: int | None = None) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _resident_bytes(pid: int | None, second: int) -> int:
-    """`/health` asks six times. Each read gives up the interpreter's lock, and threads that decode 20 MB
+    """`/health` needs it six times. Each read gives up the interpreter's lock, and threads that decode 20 MB
     return it 5 ms later."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
@@ -109,7 +109,7 @@ class EngineProcess:
         self, process: asyncio.subprocess.Process, channel: ClientChannel, *, grace_s: float
     ) -> None:
         self.is_closing = False
-        """The process was asked to end, so that its further messages are ignored."""
+        """True if the process has been requested to end. Its further messages are ignored."""
         self.send, self.receive = channel.send, channel.receive
         self._process = process
         self._channel = channel

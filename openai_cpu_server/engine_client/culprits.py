@@ -204,7 +204,7 @@ class OutsideRequests:
         return due
 
     @property
-    def is_everybody(self) -> bool:
+    def holds_all(self) -> bool:
         return len(self._held) >= len(self._live)
 
     def computing(self, ids: tuple[str, ...]) -> None:

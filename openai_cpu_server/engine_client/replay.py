@@ -114,7 +114,7 @@ class RequestReplay:
 
     @property
     def is_pending(self) -> bool:
-        return not self._outside.is_everybody
+        return not self._outside.holds_all
 
     @property
     def num_live(self) -> int:

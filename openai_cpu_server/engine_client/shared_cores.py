@@ -259,7 +259,7 @@ class SharedCores:
 
 
 class CoresPartner:
-    """One engine's part in the sharing. Its successive processes enter and leave."""
+    """Part of one engine in the sharing. Its successive processes enter and leave."""
 
     def __init__(self, cores: SharedCores, name: str) -> None:
         self.name = name

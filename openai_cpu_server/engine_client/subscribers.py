@@ -34,7 +34,7 @@ class EngineObserver(Protocol):
         """Report the death of a process that had served. `cause`: as `Death.cause`."""
 
 
-class _Nobody:
+class _NoObserver:
     def step_done(self, figures: messages.StepFigures) -> None:
         pass
 
@@ -42,7 +42,7 @@ class _Nobody:
         pass
 
 
-NOBODY: EngineObserver = _Nobody()
+NO_OBSERVER: EngineObserver = _NoObserver()
 
 
 _REMEMBERED = 256

@@ -18,7 +18,7 @@ from openai_cpu_server.engine_client.child import EngineProcess, HangLimits, Wat
 from openai_cpu_server.engine_client.deaths import Death, DeathKind, DeathRecord, MemoryKiller, SearchProgress
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.shared_cores import CoresPartner
-from openai_cpu_server.engine_client.subscribers import NOBODY, EngineNews, EngineObserver
+from openai_cpu_server.engine_client.subscribers import NO_OBSERVER, EngineNews, EngineObserver
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Supervisor:
         options: EngineOptions,
         *,
         clock: Callable[[], float] = time.monotonic,
-        observer: EngineObserver = NOBODY,
+        observer: EngineObserver = NO_OBSERVER,
         hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
         max_crashes_a_minute: int = 5,
         memory_killer: Callable[[], MemoryKiller] = MemoryKiller,

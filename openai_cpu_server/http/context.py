@@ -1,4 +1,4 @@
-"""One request while it is served: its caller, log record, limits and end."""
+"""Request while it is served: its caller, log record, limits and end."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class Caller(msgspec.Struct, frozen=True):
         return cls(identity, priority, default if own is None else own, progress)
 
     def wants_progress(self) -> bool:
-        """Return True if the header asks for progress. Raises InvalidRequest."""
+        """Return True if the header requests progress. Raises InvalidRequest."""
         if self.progress_header not in (None, "true", "false"):
             raise wrong_value(PROGRESS_HEADER, "'true' or 'false'")
         return self.progress_header == "true"

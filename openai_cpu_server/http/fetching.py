@@ -166,7 +166,7 @@ def _cut_off(connection: http.client.HTTPConnection, until_s: float) -> Iterator
 
 def is_near(address: str, host: str) -> bool:
     """Return True for an address that an operator's own host may have: public, or of a private network.
-    Link-local ones are neither: clouds tell secrets there."""
+    Link-local ones are neither: clouds serve secrets there."""
     if is_public(address):
         return True
     one = ipaddress.ip_address(address.partition("%")[0])

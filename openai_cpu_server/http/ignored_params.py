@@ -1,5 +1,5 @@
 """Fields that the server does not implement. One that would not change the answer is ignored and named in the
-response; others are rejected, except with values that ask for nothing."""
+response; others are rejected, except with values that request nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 class IgnoredParam(msgspec.Struct, frozen=True):
     why: str
     accepted: tuple[object, ...] = ()
-    """Values that are honoured or ask for nothing, and are not reported."""
+    """Values that are honoured or request nothing, and are not reported."""
 
 
 class UnsupportedParam(IgnoredParam, frozen=True):

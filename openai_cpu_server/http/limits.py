@@ -129,7 +129,7 @@ class Meter:
             raise StartupError("--limits-url: expected redis://HOST:PORT") from None
 
     async def take(self, quota: Quota, name: str, cost: int) -> bool:
-        """Count `cost`. Return False, and count nothing, if there is no room."""
+        """Count `cost`. Return False, and count nothing, if it does not fit."""
         item = quota.item
         key, period_s = item.key_for(name), item.get_expiry()
         return await self._call(
@@ -223,7 +223,7 @@ class RateLimits:
 
 
 class Reservation:
-    """One call's use of its key's limits. The output is counted when the context ends."""
+    """Use of a key's limits by one call. The output is counted when the context ends."""
 
     def __init__(self, name: str, allowance: Allowance, account: _Account, meter: Meter) -> None:
         self.output_tokens = 0

@@ -242,7 +242,7 @@ class Timer:
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """One timer runs while headers arrive, another while the client does not read."""
+    """HTTP connection with two timers: one while headers arrive, one while the client does not read."""
 
     limits: ClassVar[ConnectionLimits]
 
@@ -272,7 +272,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._writing.stop()
         self.pipeline.clear()
         if self._answered is not None:
-            _disconnect(self._answered)  # uvicorn tells the request that came last
+            _disconnect(self._answered)  # uvicorn disconnects only the latest request
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -359,7 +359,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._silent_bytes = 0
-        # CONNECT asks for another protocol without an Upgrade.
+        # CONNECT switches to another protocol without an Upgrade.
         is_connect = self.parser.get_method() == b"CONNECT"
         if self.parser.should_upgrade() and not is_connect and not self._should_upgrade():
             self._drops_upgrade = True

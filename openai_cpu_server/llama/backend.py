@@ -50,7 +50,7 @@ Drafts = Mapping[int, ModelDraft]
 
 class Computed(NamedTuple):
     rows: list[OutputRows]
-    """One entry per span, and one of padding."""
+    """Entries per span, and one of padding."""
     logits: Logits | None
     """(rows, vocabulary), valid until the next computation."""
     padding: int

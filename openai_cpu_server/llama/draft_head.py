@@ -98,7 +98,7 @@ class _Chain:
 
 
 class _HeadCells:
-    """One head with its own cells, or with those of the model."""
+    """Head with its own cells, or with those of the model."""
 
     def __init__(self, context: Context, width: int, *, is_cut: bool, keeps_cells: bool) -> None:
         self.context = context
@@ -356,7 +356,7 @@ class DraftHead(DraftModel):
             with contained():
                 token = self._choose(chain.request.masks, logits)
         except RequestFailed:
-            return False  # the model's own token tells
+            return False  # the failure appears with the model's own token
         if token is None:
             return False
         chain.draft.append(token)

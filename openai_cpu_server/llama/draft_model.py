@@ -20,7 +20,7 @@ _MOST_PADDING = 256
 _LEAST_SURE = 0.4
 """A draft ends before a less probable token."""
 _FREE_SHARE = 16
-"""One cell in this many is reserved for the growth of sequences already in the pool."""
+"""Inverse of the share of cells that is reserved for the growth of sequences already in the pool."""
 
 
 class DraftRequest(NamedTuple):
@@ -41,7 +41,7 @@ class DraftRequest(NamedTuple):
 class ModelDraft(NamedTuple):
     tokens: tuple[int, ...]
     num_tried: int
-    """One more than `tokens` has if the draft ended at an unsure one."""
+    """Length of `tokens`, plus 1 if the draft ended at an unsure token."""
 
 
 class DraftModel:

@@ -107,7 +107,7 @@ class ComputeThreads:
             self._place()
 
     def _place(self) -> None:
-        """One thread per core, or per hyper-thread if there are as many threads as these."""
+        """Bind one thread to each core, or to each hyper-thread if there are as many threads as these."""
         places = self._cores if self.count == len(self._cores) else [[cpu] for cpu in self._cpus]
         if self.count != len(places):
             return

@@ -424,10 +424,10 @@ class SlotTable:
 
     def _open(self, verb: step.Open) -> None:
         info = self._info
-        assert 0 <= verb.slot < info.max_seqs, f"there is no slot {verb.slot}"
+        assert 0 <= verb.slot < info.max_seqs, f"slot {verb.slot} does not exist"
         assert verb.slot not in self._open_slots, f"slot {verb.slot} is open"
         assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
-        # Rows of pictures are no tokens: none of them repeats or is repeated.
+        # Rows of pictures are not tokens: none of them repeats or is repeated.
         texts = tuple(token for token in verb.prompt if not is_row(token)) if verb.media else verb.prompt
         sampler = Sampler(
             replace(verb, prompt=texts),

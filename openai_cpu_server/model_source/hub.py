@@ -207,7 +207,7 @@ def _one_line_errors(name: HubName, what: str = "a model") -> Iterator[None]:
 
 
 def find_cached(name: HubName) -> Path:
-    """Return the model's (first) file without asking the hub."""
+    """Return the model's (first) file without a request to the hub."""
     try:
         file = name.file or preferred(named_models(_cached_files().get(name.repo, [])), name.quant)
         first = _all_cached(name.repo, model_parts(file)) if file else None
@@ -222,7 +222,7 @@ def find_cached(name: HubName) -> Path:
 
 
 def all_cached() -> dict[HubName, Path]:
-    """Return the (first) files of whole models, without asking the hub."""
+    """Return the (first) files of whole models, without a request to the hub."""
     return {
         HubName(repo=repo, file=file): first
         for repo, files in _cached_files().items()

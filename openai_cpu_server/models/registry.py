@@ -116,7 +116,7 @@ class ModelRegistry:
 
     An adapter is called `MODEL:ADAPTER` unless a model has that very name. `MODEL:latest`, which Ollama's
     clients send for a name without a tag, means the model. Ollama puts a size behind a colon: `llama3.2:3b`
-    means `llama3.2` if that has this size, or `llama-3.2-3b` if there is no `llama3.2`.
+    means `llama3.2` if that has this size, or `llama-3.2-3b` if no `llama3.2` is served.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ class ServedModel:
     tool_format: ToolFormat
     grammars: ModelGrammars
     rerank: RerankPrompts | None = None
-    """Prompts for reranking, or None without a template that asks for yes or no."""
+    """Prompts for reranking, or None without a template for yes or no."""
     kind: ModelKind = ModelKind.GENERATES
     may_retry: Callable[[], bool] = lambda: False
     """Returns True if the model failed and a request may load it again."""

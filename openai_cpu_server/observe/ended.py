@@ -173,7 +173,7 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
     trace: TraceParent | None = None
     routed: RouteTaken | None = None
     answer: AnswerUse | None = None
-    """Absent if the answer cache was not asked."""
+    """Absent if the answer cache was not used."""
 
     @property
     def seconds(self) -> float:

@@ -29,7 +29,7 @@ def set_up_logs(level: str, log_format: LogFormat) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON line: time (UTC), level, logger, message, and the record's `fields`."""
+    """JSON line: time (UTC), level, logger, message, and the record's `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {

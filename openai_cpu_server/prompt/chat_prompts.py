@@ -443,8 +443,8 @@ class ChatPrompts:
     def _rendered(
         self, template: PromptTemplate, chat: Conversation, messages: Sequence[Message]
     ) -> ChatText:
-        """If the template rejects or loses a message, write all but plain chat in words; if it does so with
-        a tool, the tools."""
+        """Render the conversation. If the template rejects or loses a message, write all but plain chat in
+        words. If it does so with a tool, write the tools in words."""
         shows_thoughts = self.reasoning is not None and self.reasoning.echo is not ReasoningField.NOWHERE
         ways, failures = list[ChatText](), list[TemplateFailed]()
         functions = [tool.get("function") for tool in chat.tools]

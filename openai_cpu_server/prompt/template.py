@@ -23,7 +23,7 @@ class CallShape(NamedTuple):
     no_content: bool = False
     """Content is None, not "", in a message without text."""
     one_by_one: bool = False
-    """One call per message at most."""
+    """True if a message may have only one call."""
     text_apart: bool = False
 
 
@@ -100,7 +100,7 @@ def _message(message: Message, param: str, as_parts: bool, shape: CallShape) -> 
     text = content_text(message.get("content"), f"{param}.content")
     fields["content"] = [{"type": "text", "text": text}] if as_parts else text
     tool_calls = fields.pop("tool_calls", None)
-    # Templates ask whether the field is there, not whether it has something in it.
+    # Templates test whether the field is there, not whether it is empty.
     if isinstance(tool_calls, Sequence) and tool_calls:
         fields["tool_calls"] = [_tool_call(call, shape) for call in tool_calls]
         if shape.no_content and not text:

@@ -186,7 +186,9 @@ class ReaderPool:
         with self._changed:
             started = self._start_spare() if self._is_alone else None
         if started is not None:
-            with contextlib.suppress(CancelledError, EngineUnavailable):  # the first program tells its client
+            with contextlib.suppress(
+                CancelledError, EngineUnavailable
+            ):  # the first program reports the failure to its client
                 started.result()
 
     def open(self, source: ModelSource) -> tuple[OpenedKey, wire.VocabularyFacts]:
@@ -289,7 +291,7 @@ class ReaderPool:
                         self._start_spare()
         is_waiting = self._quick.lent_to is WorkKind.PROGRAM and len(self._queues[WorkKind.QUICK]) > 0
         if is_waiting and self._is_alone:
-            self._start_spare()  # it takes what waits for the program
+            self._start_spare()  # it takes the work that waits for the program
 
     def _takes(self, place: _Place, kind: WorkKind) -> bool:
         """The first process makes programs until another one is there, which has to start and open the

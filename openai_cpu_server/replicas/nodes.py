@@ -1,4 +1,4 @@
-"""One model on several NUMA nodes: an engine on each, behind one `Engine`, for `--numa`. A request goes to
+"""Model on several NUMA nodes: an engine on each, behind one `Engine`, for `--numa`. A request goes to
 the node that holds its prefix, or is free."""
 
 from __future__ import annotations

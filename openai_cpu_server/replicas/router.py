@@ -221,7 +221,7 @@ _NUM_DRAWN = 2
 _LINE_TOKENS = 24
 """Tokens in the first line of an answer; replicas are compared by the time until it is complete. With TTFT
 alone, sessions gather where their prefixes are until steps take twice as long there. `scripts/simulate.py
---part goal` hardly tells 16, 24 and 32 apart."""
+--part goal` shows hardly any difference between 16, 24 and 32."""
 _STALE_S = 5.0
 """Silence after which a replica is chosen only as a last resort, because it may be cut off."""
 _UNKNOWN = Forecast(token_ms=1.0)

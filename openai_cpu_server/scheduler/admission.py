@@ -94,7 +94,7 @@ class _Outcome(enum.Enum):
     ADMITTED = enum.auto()
     NO_CELLS = enum.auto()
     """The first sequence that can run waits for KV cells, which later ones may not take."""
-    NOBODY = enum.auto()
+    NONE_READY = enum.auto()
     """No slot is free, or all sequences wait for a prefix that is being computed."""
 
 
@@ -123,7 +123,7 @@ class Admission:
         outcome = _Outcome.ADMITTED
         while outcome is _Outcome.ADMITTED:
             outcomes = (self._admit_from(lane) for lane in self.waiting.lanes if self._has_slot(lane))
-            outcome = next((one for one in outcomes if one is not _Outcome.NOBODY), _Outcome.NOBODY)
+            outcome = next((one for one in outcomes if one is not _Outcome.NONE_READY), _Outcome.NONE_READY)
 
     def waits_for(self, sequence: Sequence) -> WaitsFor:
         if not self._has_slot(self.policy.lane(sequence)):
@@ -161,7 +161,7 @@ class Admission:
             self.waiting.leave(newcomer)
             self.memory.place(newcomer, reuse)
             return _Outcome.ADMITTED
-        return _Outcome.NOBODY
+        return _Outcome.NONE_READY
 
     def _find_reuse(self, newcomer: Sequence) -> PrefixReuse | None:
         if self.cache is None:

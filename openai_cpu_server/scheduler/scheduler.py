@@ -162,7 +162,7 @@ class StepLimits:
 
 
 class Scheduler:
-    """The caller owns the loop: it asks for a step, lets the backend execute it, and returns the result. It
+    """The caller owns the loop: it requests a step, lets the backend execute it, and returns the result. It
     submits and finishes sequences through `sequences`."""
 
     def __init__(

@@ -345,7 +345,7 @@ async def prepare_grammars(
 
 
 async def _prepare(grammars: ModelGrammars) -> None:
-    with contextlib.suppress(ServerError):  # the first schema tells its client
+    with contextlib.suppress(ServerError):  # the first schema reports the failure to its client
         await asyncio.to_thread(grammars.prepare)
 
 
@@ -366,5 +366,7 @@ async def _carry_adapters(old: OwnEngine, new: OwnEngine) -> None:
         new.unload_adapter(name)
     for name, adapter in wanted.items():
         if had.get(name) != adapter.key:
-            with contextlib.suppress(AdapterFailed):  # it has said why, and it is for the old file only
+            with contextlib.suppress(
+                AdapterFailed
+            ):  # the engine has logged the reason, and the adapter fits only the old file
                 await new.load_adapter(adapter)

@@ -104,7 +104,7 @@ def run_server(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM. `on_listening`: receives the server's URL."""
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # the log may be closed
-        faulthandler.enable()  # a crash of native code tells where it was
+        faulthandler.enable()  # a crash of native code prints where it was
     hangup = web.Hangup()
     set_up_logs(settings.log_level, settings.log_format)
     for advice in peer_variables(foreign_settings(), {*map(option, Settings.model_fields)}):

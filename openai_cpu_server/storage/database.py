@@ -79,7 +79,7 @@ class Database:
 
 
 class DatabaseThreads:
-    """One thread that writes, and some that read without waiting for it. Methods raise RuntimeError after
+    """Thread that writes, and some that read without waiting for it. Methods raise RuntimeError after
     `close`."""
 
     def __init__(self, database: Database, name: str) -> None:

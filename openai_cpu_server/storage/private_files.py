@@ -100,14 +100,14 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 class SoleWriter:
-    """Election of the one process that may write a file: the first that asks, until it ends."""
+    """Election of the one process that may write a file: the first to call `may_write`, until it ends."""
 
     def __init__(self, path: Path) -> None:
         self._lock = path.with_name(f".{path.name}.lock")
         self._descriptor: int | None = None
 
     def may_write(self) -> bool:
-        """Also true on file systems without locks."""
+        """Return True if this process is elected, and always on file systems without locks."""
         if self._descriptor is not None:
             return True
         try:

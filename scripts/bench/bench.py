@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from bench.asking import Ask, described
 from bench.clients import LoadFailed
 from bench.prompts import Prompts, RandomPrompts, random_tokens
 from bench.results import Contest
 from bench.servers import Contestant, Room, Server, ServerSpec, TreeUse, Variant, ours, running
+from bench.traffic import BenchRequest, described
 
 T = TypeVar("T")
 
-_WARM_UP_ASKS = 2
+_WARM_UP_REQUESTS = 2
 
 
 @dataclass
 class Bench:
-    """One workload's run."""
+    """Run of a workload."""
 
     model: Path
     rounds: int
@@ -63,8 +63,11 @@ class Bench:
     def _running(self, spec: ServerSpec) -> Iterator[Server]:
         with running(spec, self.uses) as server:
             clients = server.clients()
-            asks = [Ask(prompt=random_tokens(32, "warm up", i), max_tokens=4) for i in range(_WARM_UP_ASKS)]
-            asyncio.run(clients.closed_loop(asks, _WARM_UP_ASKS))
+            requests = [
+                BenchRequest(prompt=random_tokens(32, "warm up", i), max_tokens=4)
+                for i in range(_WARM_UP_REQUESTS)
+            ]
+            asyncio.run(clients.closed_loop(requests, _WARM_UP_REQUESTS))
             clients.check()
             yield server
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from bench.asking import OURS, Ask, Dialect, Failed, ScoredToken, Timings, Trace, Usage
+from bench.traffic import OURS, BenchRequest, Dialect, Failed, ScoredToken, Timings, Trace, Usage
 
 _HOST = "127.0.0.1"
 _PIECE_BYTES = 2**16
@@ -73,10 +73,10 @@ async def call(port: int, method: str, path: str, sent: bytes = b"") -> bytes:
 
 
 async def _stream(port: int, trace: Trace, dialect: Dialect) -> None:
-    ask = trace.ask
-    headers = {"X-Priority": ask.priority.value} if ask.priority else {}
-    body = msgspec.json.encode(dialect.body(ask))
-    reader, writer = await _open(port, f"POST {ask.path}", body, headers)
+    request = trace.request
+    headers = {"X-Priority": request.priority.value} if request.priority else {}
+    body = msgspec.json.encode(dialect.body(request))
+    reader, writer = await _open(port, f"POST {request.path}", body, headers)
     try:
         head = await _read_head(reader)
         if head.status != 200:
@@ -154,16 +154,16 @@ class LoadFailed(Failed): ...
 
 @dataclass
 class Clients:
-    """Clients of one server: closed loops (k clients that ask again once answered) and open loops."""
+    """Clients of one server: closed loops (k clients that send again once answered) and open loops."""
 
     port: int
     dialect: Dialect = OURS
     traces: list[Trace] = field(default_factory=list)
-    """Also of requests that were cut off."""
+    """Traces of all requests, also of those that were cut off."""
 
-    async def send(self, ask: Ask, arrival: float | None = None) -> Trace:
-        """Ask. Failures are written into the trace, not raised."""
-        trace = Trace(ask, time.perf_counter() if arrival is None else arrival)
+    async def send(self, request: BenchRequest, arrival: float | None = None) -> Trace:
+        """Send a request. Failures are written into the trace, not raised."""
+        trace = Trace(request, time.perf_counter() if arrival is None else arrival)
         self.traces.append(trace)
         try:
             await asyncio.wait_for(_stream(self.port, trace, self.dialect), _DEADLINE_S)
@@ -173,21 +173,21 @@ class Clients:
             trace.error = f"{type(error).__name__}: {error}"
         return trace
 
-    async def closed_loop(self, asks: Iterable[Ask], num_clients: int) -> None:
-        """Ask until `asks` ends. A client whose request fails asks no more."""
-        source = iter(asks)
+    async def closed_loop(self, requests: Iterable[BenchRequest], num_clients: int) -> None:
+        """Send all requests. A client whose request fails sends no more."""
+        source = iter(requests)
 
-        async def ask_all() -> None:
-            for ask in source:
-                if (await self.send(ask)).error is not None:
+        async def send_all() -> None:
+            for request in source:
+                if (await self.send(request)).error is not None:
                     return
 
-        await asyncio.gather(*(ask_all() for _ in range(num_clients)))
+        await asyncio.gather(*(send_all() for _ in range(num_clients)))
 
     @contextlib.asynccontextmanager
-    async def endless(self, asks: Iterable[Ask], num_clients: int) -> AsyncIterator[None]:
+    async def endless(self, requests: Iterable[BenchRequest], num_clients: int) -> AsyncIterator[None]:
         """Run a closed loop beside the block, and cut it off at its end. Raises LoadFailed."""
-        load = asyncio.create_task(self.closed_loop(asks, num_clients))
+        load = asyncio.create_task(self.closed_loop(requests, num_clients))
         try:
             yield
         finally:
@@ -195,24 +195,24 @@ class Clients:
             await asyncio.gather(load, return_exceptions=True)
         self.check()
 
-    async def open_loop(self, asks: Iterable[Ask], offsets: Sequence[float]) -> None:
+    async def open_loop(self, requests: Iterable[BenchRequest], offsets: Sequence[float]) -> None:
         """Send each request at its offset from now, whatever the server does, and wait for all answers."""
         start = time.perf_counter()
 
-        async def send_at(ask: Ask, arrival: float) -> None:
+        async def send_at(request: BenchRequest, arrival: float) -> None:
             await asyncio.sleep(max(0.0, arrival - time.perf_counter()))
-            await self.send(ask, arrival)
+            await self.send(request, arrival)
 
-        pairs = zip(asks, offsets, strict=False)
-        await asyncio.gather(*(send_at(ask, start + offset) for ask, offset in pairs))
+        pairs = zip(requests, offsets, strict=False)
+        await asyncio.gather(*(send_at(request, start + offset) for request, offset in pairs))
 
     def check(self) -> None:
         """Check success and token counts, except of answers that end themselves. Raises LoadFailed."""
         for trace in self.traces:
             if trace.error is not None:
                 raise LoadFailed(trace.error)
-            is_fixed = not trace.ask.ends_itself
-            if is_fixed and trace.is_complete and trace.output_tokens != trace.ask.max_tokens:
+            is_fixed = not trace.request.ends_itself
+            if is_fixed and trace.is_complete and trace.output_tokens != trace.request.max_tokens:
                 raise LoadFailed(f"{trace.output_tokens} output tokens instead of {trace.ask.max_tokens}")
 
 

@@ -76,8 +76,8 @@ def made_projector(kind: str, shape: str, model: Path) -> Path:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, str(_MAKE_PROJECTOR), "--kind", kind, "--shape", shape]
-        told = ("--quant", "f16", "--rows-width", str(width), "--output", str(path))
-        subprocess.run([*command, *told], check=True)
+        arguments = ("--quant", "f16", "--rows-width", str(width), "--output", str(path))
+        subprocess.run([*command, *arguments], check=True)
     return path
 
 
@@ -107,10 +107,10 @@ def stored(source: Path, weights: str, target: Path) -> Path:
     """Copy with weights of another type, and return the target. MXFP4 is used for all matrices of layers,
     where llama.cpp uses it for experts only. Raises CalledProcessError."""
     command = [sys.executable, "-m", "openai_cpu_server", "quantize", str(source), str(target), "--force"]
-    as_asked = ["--type", weights]
+    types = ["--type", weights]
     if weights == Quant.MXFP4.value:
-        as_asked = ["--type", Quant.Q8_0.value, "--tensor-type", rf"blk.*\.weight={weights}"]
-    subprocess.run([*command, *as_asked, "--allow-requantize"], check=True, stderr=subprocess.DEVNULL)
+        types = ["--type", Quant.Q8_0.value, "--tensor-type", rf"blk.*\.weight={weights}"]
+    subprocess.run([*command, *types, "--allow-requantize"], check=True, stderr=subprocess.DEVNULL)
     return target
 
 

@@ -47,7 +47,7 @@ class Call:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     is_left: bool = False
 
-    def tell(self, news: News) -> None:
+    def put(self, news: News) -> None:
         self.loop.call_soon_threadsafe(self.news.put_nowait, news)
 
 
@@ -78,7 +78,7 @@ class Engine(threading.Thread):
             try:
                 self._live[call] = self._pipeline.add_request(next(self._numbers), prompt, call.options)
             except RuntimeError as error:
-                call.tell(News([], None, error=str(error)))
+                call.put(News([], None, error=str(error)))
 
     def _deliver(self, call: Call, handle: openvino_genai.GenerationHandle) -> None:
         if call.is_left:
@@ -88,12 +88,12 @@ class Engine(threading.Thread):
         while handle.can_read():
             (output,) = handle.read().values()
             reason = _FINISH_REASONS.get(output.finish_reason)
-            call.tell(News(list(output.generated_ids), reason))
+            call.put(News(list(output.generated_ids), reason))
             if reason is not None:
                 del self._live[call]
                 return
         if handle.get_status() == openvino_genai.GenerationStatus.IGNORED:
-            call.tell(News([], None, error="the pool is too small for the request"))
+            call.put(News([], None, error="the pool is too small for the request"))
             del self._live[call]
 
 

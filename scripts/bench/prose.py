@@ -52,14 +52,15 @@ class Prose:
         def encoded(text: str) -> list[int]:
             return vocabulary.encode(text, add_special=False, parse_special=False)
 
-        return cls(encoded("\n".join(topics.values())), [encoded(f"\n\n{asked}\n\n") for asked in _QUESTIONS])
+        questions = [encoded(f"\n\n{question}\n\n") for question in _QUESTIONS]
+        return cls(encoded("\n".join(topics.values())), questions)
 
     def text(self, count: int, *seed: object) -> tuple[int, ...]:
-        """Return a passage from anywhere. Raises ValueError if there is no text of that length."""
+        """Return a passage from anywhere. Raises ValueError if the text is shorter."""
         start = random.Random(repr(seed)).randint(0, len(self._text) - count)
         return self._text[start : start + count]
 
     def question(self, count: int, *seed: object) -> tuple[int, ...]:
         """Return a passage and a question about it, or the end of that if it has few tokens."""
-        asked = random.Random(repr((seed, "question"))).choice(self._questions)[-count:]
-        return self.text(count - len(asked), *seed) + asked
+        question = random.Random(repr((seed, "question"))).choice(self._questions)[-count:]
+        return self.text(count - len(question), *seed) + question

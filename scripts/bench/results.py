@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from bench.asking import described
 from bench.servers import Contestant, TreeUse, Variant
+from bench.traffic import described
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from bench.asking import Ask, JsonSchema
+from bench.traffic import BenchRequest, JsonSchema
 
 ALL: list[JsonSchema] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 
 
-def following(asks: Sequence[Ask]) -> list[Ask]:
-    return [msgspec.structs.replace(ask, schema=ALL[i % len(ALL)]) for i, ask in enumerate(asks)]
+def following(requests: Sequence[BenchRequest]) -> list[BenchRequest]:
+    return [msgspec.structs.replace(request, schema=ALL[i % len(ALL)]) for i, request in enumerate(requests)]

@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from bench.asking import OURS, Dialect, Failed
 from bench.clients import Clients
+from bench.traffic import OURS, Dialect, Failed
 
 SLOTS = 16
 _EVERY_S = 0.5

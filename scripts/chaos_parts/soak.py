@@ -38,7 +38,7 @@ class Wrong(Exception): ...
 
 
 class Client:
-    """One of many clients at once; its visits are drawn from a seed. Each kind of visit is a method."""
+    """Client beside many others. Its visits are drawn from a seed. Each kind of visit is a method."""
 
     def __init__(
         self, http: httpx.AsyncClient, models: dict[str, str], counts: Counter[str], seed: int

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from bench.asking import Ask, Trace
 from bench.clients import Clients
 from bench.prompts import random_tokens
+from bench.traffic import BenchRequest, Trace
 
 from chaos_parts.server import RayServer, Server
 
@@ -35,7 +35,7 @@ class StreamFigures:
     requests: int
     lost: int
     doubled: int
-    """Streams with more tokens than asked for, or than the server has counted."""
+    """Streams with more tokens than requested, or than the server has counted."""
     different: int
     ties: int
     """Answers with other tokens after a place where the two best were as good as equal."""
@@ -68,8 +68,8 @@ async def run_streams(
     in place of the engine."""
     chance = random.Random(seed)
     options = ("--jobs-db", "none", "--max-crashes-per-minute", "1000")
-    asks = [
-        Ask(
+    bench_requests = [
+        BenchRequest(
             prompt=random_tokens(10 + 6 * (number % 7), "chaos", number),
             max_tokens=tokens,
             temperature=0.0,
@@ -82,18 +82,18 @@ async def run_streams(
     with RayServer(model, log, *options) if over_ray else Server([f"chaos={model}"], log, *options) as server:
         quiet, disturbed = server.clients(), server.clients()
         began = time.monotonic()
-        await _stream(quiet, asks, clients)
+        await _stream(quiet, bench_requests, clients)
         quiet_s, start_mib = time.monotonic() - began, server.rss_mib()
         kill = server.kill_reader if readers and isinstance(server, Server) else server.kill_engine
         killer = asyncio.create_task(_kill(kill, kills, requests * tokens, chance, disturbed))
         began = time.monotonic()
-        await _stream(disturbed, asks, clients)
+        await _stream(disturbed, bench_requests, clients)
         killer.cancel()
         await asyncio.wait([killer])
         if not killer.cancelled():
             killer.result()
         wall_s, deaths = time.monotonic() - began, server.deaths()
-        pairs = [(_of(ask, quiet), _of(ask, disturbed)) for ask in asks]
+        pairs = [(_of(request, quiet), _of(request, disturbed)) for request in bench_requests]
         after = [trace for _, trace in pairs]
         partings = [margin for both in pairs if (margin := parting(*both)) is not None]
         return StreamFigures(
@@ -114,19 +114,19 @@ async def run_streams(
         )
 
 
-async def _stream(clients: Clients, asks: list[Ask], at_once: int) -> None:
-    """As `closed_loop`, but clients go on after a failure."""
+async def _stream(clients: Clients, bench_requests: list[BenchRequest], at_once: int) -> None:
+    """Run a closed loop whose clients continue after a failure."""
     gate = asyncio.Semaphore(at_once)
 
-    async def send(ask: Ask) -> None:
+    async def send(request: BenchRequest) -> None:
         async with gate:
-            await clients.send(ask)
+            await clients.send(request)
 
-    await asyncio.gather(*map(send, asks))
+    await asyncio.gather(*map(send, bench_requests))
 
 
-def _of(ask: Ask, clients: Clients) -> Trace:
-    return next(trace for trace in clients.traces if trace.ask is ask)
+def _of(request: BenchRequest, clients: Clients) -> Trace:
+    return next(trace for trace in clients.traces if trace.request is request)
 
 
 async def _kill(
@@ -156,7 +156,7 @@ def _num_tokens(clients: Clients) -> int:
 
 
 def _is_whole(trace: Trace) -> bool:
-    wanted = trace.ask.max_tokens
+    wanted = trace.request.max_tokens
     return trace.is_complete and trace.output_tokens == wanted and len(trace.scored) >= wanted
 
 

@@ -19,8 +19,8 @@ _BOUNDS = {
     "maximum": "to {:g}",
     "exclusiveMaximum": "below {:g}",
 }
-_MOST_TOLD = 2**31
-"""Bounds from here on are those of C's integers, which tell users nothing."""
+_MOST_SHOWN = 2**31
+"""Larger bounds are those of C's integers, which mean nothing to users."""
 
 
 def route_tables() -> str:
@@ -44,10 +44,10 @@ def _route(row: ApiRoute, described: Json) -> tuple[str, str, str, str]:
 
 
 def _bodies(described: Json) -> Iterator[str]:
-    told = set()
+    described_bodies = set()
     for row in ROWS:
-        if row.body is not None and row.body not in told:
-            told.add(row.body)
+        if row.body is not None and row.body not in described_bodies:
+            described_bodies.add(row.body)
             yield f"## Body of {row.shown_path}\n\n" + _fields(row, described)
 
 
@@ -81,5 +81,5 @@ def _bounds(schema: Json) -> str:
     return "".join(
         " " + words.format(schema[key])
         for key, words in _BOUNDS.items()
-        if key in schema and abs(schema[key]) < _MOST_TOLD
+        if key in schema and abs(schema[key]) < _MOST_SHOWN
     )

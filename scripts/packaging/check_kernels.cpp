@@ -1,4 +1,4 @@
-// Says which of the libraries of kernels load and suit the CPU that runs this: CPU LIBRARY...
+// Reports the libraries of kernels that load, and suit the CPU that runs this: CPU LIBRARY...
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -15,7 +15,7 @@ Function* function_of(void* library, const char* name) {
 int main(int count, char** arguments) {
     int suiting = 0;
     for (int at = 2; at < count; ++at) {
-        // All that it needs is looked for now, not when it is called.
+        // Resolves all symbols now, not at the first call.
         void* library = dlopen(arguments[at], RTLD_NOW | RTLD_LOCAL);
         if (library == nullptr) {
             std::printf("%s\n", dlerror());

@@ -1,4 +1,4 @@
-"""Serves the demo model from what is installed in this Python, asks it, and reports what computed."""
+"""Serves the demo model with the packages of this Python, sends a request, and reports the kernels in use."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _POLL_S = 0.1
 def main() -> None:
     with serving(Path(sys.executable), "--model", "demo", "--jobs-db", "none") as address:
         body = {"prompt": "Once", "max_tokens": 8, "temperature": 0}
-        text = ask(f"{address}/v1/completions", body)["choices"][0]["text"]
-        kernels = ask(f"{address}/health")["kernels"]
+        text = fetch(f"{address}/v1/completions", body)["choices"][0]["text"]
+        kernels = fetch(f"{address}/health")["kernels"]
     if kernels["products"].startswith("off"):
         raise SystemExit(f"the kernels are off: {kernels}")
     print(f"serves: Once{text!r}; kernels: {json.dumps(kernels)}")
@@ -43,7 +43,7 @@ def serving(python: Path, *options: str) -> Iterator[str]:
         raise SystemExit(f"the server ended with {server.returncode}")
 
 
-def ask(url: str, body: Any = None) -> Any:
+def fetch(url: str, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     with urllib.request.urlopen(
         urllib.request.Request(url, data, {"content-type": "application/json"})

@@ -1,5 +1,5 @@
-"""Writes a model to disk, tensor by tensor, so that memory holds one at a time: those for which llama.cpp
-asks by the file's metadata, with random weights."""
+"""Writes a model to disk, tensor by tensor, so that memory holds one at a time. The tensors are those that
+llama.cpp requests by the file's metadata, with random weights."""
 
 from __future__ import annotations
 
@@ -166,14 +166,14 @@ def _gets_more_bits(layer: int, layers: int) -> bool:
 
 
 def _all_layers(model: Architecture) -> Shapes:
-    """llama.cpp reserves memory for f32 weights of all tensors that it is asked for."""
+    """llama.cpp reserves memory for f32 weights of all requested tensors."""
     if model.llama_name == _ASSISTANT:
         return assistant_shapes(model)
     if not model.alike:
         return _shapes(model)
-    asked = _shapes(replace(model, own_facts={**model.own_facts, "*.block_count": 1}))
-    layer = {_kind(name): asked.pop(name) for name in list(asked) if name.startswith(_LAYER)}
-    return asked | {
+    shapes = _shapes(replace(model, own_facts={**model.own_facts, "*.block_count": 1}))
+    layer = {_kind(name): shapes.pop(name) for name in list(shapes) if name.startswith(_LAYER)}
+    return shapes | {
         f"{_LAYER}{i}.{kind}": shape for i in range(model.layers) for kind, shape in layer.items()
     }
 

@@ -1,7 +1,7 @@
 """Measurements of features and costs that only this server has.
 
 `scripts/regress.py NAME` runs one. Each is a module: a workload of the benchmark (`workload(bench)`, with its
-tables and goals), or one with options of its own (`add_options(parser)`, `run(asked)`).
+tables and goals), or one with options of its own (`add_options(parser)`, `run(options)`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from bench.asking import Failed
+from bench.traffic import Failed
 from llama_cpp._ggml import libggml
 
 from openai_cpu_server.kernels.graphs import AttentionCase, Floats, GgmlGraphs, GgmlType

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from bench.asking import Failed
+from bench.traffic import Failed
 from llama_cpp._ggml import libggml
 
 from openai_cpu_server.kernels.graphs import (
@@ -62,7 +62,7 @@ def best_of_both(
 
 
 def computing_s(compute: Callable[[int], object], threads: int) -> float:
-    """One thread is measured by its CPU time, which other processes do not lengthen."""
+    """Time a computation: with one thread by its CPU time, which other processes do not lengthen."""
     clock = time.thread_time if threads == 1 else time.perf_counter
     start = clock()
     compute(threads)

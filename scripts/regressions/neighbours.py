@@ -11,18 +11,18 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 
 import msgspec
-from bench.asking import Ask, first_token_times
 from bench.bench import Bench
 from bench.clients import call
 from bench.prompts import short_texts
 from bench.results import Figure, Goal, Rounds, WorkloadResult, percentile, ratios
 from bench.servers import Server
+from bench.traffic import BenchRequest, first_token_times
 from bench.workloads.mixed import (
     Size,
     Window,
-    batch_asks,
+    batch_requests,
     idle_requests,
-    interactive_asks,
+    interactive_requests,
     median_s,
     run_window,
     window_arrivals,
@@ -98,18 +98,18 @@ def _figures(rounds: list[Round]) -> Iterator[Figure]:
 
 async def _round(bench: Bench, size: Size, server: Server, number: int) -> Round:
     bench.say("  idle")
-    await server.clients().send(Ask(prompt=(300, 301), max_tokens=2, model=_OTHER))
+    await server.clients().send(BenchRequest(prompt=(300, 301), max_tokens=2, model=_OTHER))
     idle = await idle_requests(bench.prompts, size, server, number)
     size = size.paced(median_s(idle))
     windows: dict[str, Window] = {}
     for company, jobs, clients in (
-        (_OWN_BATCH, batch_asks(bench.prompts, size, "own", number), size.batch_clients),
-        (_BATCH, _of_other(batch_asks(bench.prompts, size, "others", number)), size.batch_clients),
-        (_PEOPLE, _of_other(interactive_asks(bench.prompts, size, "people", number)), 1),
+        (_OWN_BATCH, batch_requests(bench.prompts, size, "own", number), size.batch_clients),
+        (_BATCH, _of_other(batch_requests(bench.prompts, size, "others", number)), size.batch_clients),
+        (_PEOPLE, _of_other(interactive_requests(bench.prompts, size, "people", number)), 1),
         (_EMBEDDING, iter(()), 1),
     ):
         bench.say(f"  beside {company}")
-        shorts = interactive_asks(bench.prompts, size, company, number)
+        shorts = interactive_requests(bench.prompts, size, company, number)
         arrivals = window_arrivals(bench, size, number)
         num_texts = (_QUICK_TEXTS if bench.is_quick else _TEXTS) if company is _EMBEDDING else 0
         async with _embedding(server, num_texts) as embedded:
@@ -120,8 +120,8 @@ async def _round(bench: Bench, size: Size, server: Server, number: int) -> Round
     return Round(first_token_times(idle), windows, embedded_per_s)
 
 
-def _of_other(asks: Iterator[Ask]) -> Iterator[Ask]:
-    return (msgspec.structs.replace(ask, model=_OTHER) for ask in asks)
+def _of_other(requests: Iterator[BenchRequest]) -> Iterator[BenchRequest]:
+    return (msgspec.structs.replace(request, model=_OTHER) for request in requests)
 
 
 @contextlib.asynccontextmanager

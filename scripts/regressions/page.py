@@ -23,9 +23,9 @@ from statistics import median
 from typing import Any
 
 import httpx
-from bench.asking import Ask, Priority
 from bench.clients import Clients
 from bench.prompts import random_tokens
+from bench.traffic import BenchRequest, Priority
 from playwright.sync_api import Browser, Page, expect
 
 from openai_cpu_server.page.bundle import BUILT
@@ -115,9 +115,9 @@ def frames(events: list[dict[str, Any]], seconds: float) -> Iterator[str]:
     drawn = sorted(event["ts"] for event in events if event["name"] == "DrawFrame")
     gaps = sorted((b - a) / 1000 for a, b in pairwise(drawn))
     tasks = [event for event in events if event["name"] == "RunTask" and event.get("dur", 0) > _LONG_TASK_US]
-    told = f"{len(drawn) / seconds:.1f}/s drawn of {names.count('BeginFrame') / seconds:.1f}/s"
+    rate = f"{len(drawn) / seconds:.1f}/s drawn of {names.count('BeginFrame') / seconds:.1f}/s"
     dropped = names.count("DroppedFrame")
-    yield f"frames while {_STREAMS} streams run: {told}, {dropped} dropped in {seconds:.0f} s"
+    yield f"frames while {_STREAMS} streams run: {rate}, {dropped} dropped in {seconds:.0f} s"
     if gaps:
         p99 = gaps[int(len(gaps) * 0.99)]
         yield f"between frames: p50 {median(gaps):.1f} ms, p99 {p99:.1f} ms; tasks over 50 ms: {len(tasks)}"
@@ -136,16 +136,16 @@ def _take_pictures(model: str, folder: Path) -> None:
         _take(page, folder, "chat")
         page.keyboard.press("Alt+2")
         page.get_by_role("region", name="Control room").wait_for()
-        load = Clients(httpx.URL(server.url).port or 80).closed_loop(_endless_asks(), _CLIENTS)
+        load = Clients(httpx.URL(server.url).port or 80).closed_loop(_endless_requests(), _CLIENTS)
         threading.Thread(target=asyncio.run, args=(load,), daemon=True).start()
         page.wait_for_timeout(1000 * _LOAD_S)
         _take(page, folder, "control-room")
 
 
-def _endless_asks() -> Iterator[Ask]:
+def _endless_requests() -> Iterator[BenchRequest]:
     draw = random.Random(0)
     for number in itertools.count():
-        yield Ask(
+        yield BenchRequest(
             prompt=random_tokens(draw.randint(20, 80), "page", number),
             max_tokens=draw.randint(200, 600),
             seed=number,

@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from bench.asking import Failed
+from bench.traffic import Failed
 from llama_cpp._ggml import libggml
 
 from openai_cpu_server.kernels.graphs import TILE_TYPES, GgmlGraphs, GgmlType, ProductCase, random_weights

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from bench import schemas
-from bench.asking import Ask
 from bench.bench import Bench
 from bench.prompts import RandomPrompts, random_tokens
 from bench.prose import talks
 from bench.results import Contest, Direction, Goal, Line, WorkloadResult, ratios
 from bench.servers import Contestant, Room, ServerSpec, Variant, ours
+from bench.traffic import BenchRequest
 from bench.workloads.batches import BatchRun, clients_in_words, questions, run_batch
 
 _ROOM = Room(pool_tokens=16384, request_tokens=1024)
@@ -42,36 +42,36 @@ Runs = dict[str, BatchRun]
 class Task:
     what: str
     clients: int
-    asks: Callable[[int, int], Sequence[Ask]]
+    requests: Callable[[int, int], Sequence[BenchRequest]]
     """Requests of a round, with this many output tokens each if nothing else ends them."""
 
 
-def _quoting(clients: int, number: int, tokens: int) -> Iterator[Ask]:
+def _quoting(clients: int, number: int, tokens: int) -> Iterator[BenchRequest]:
     """Yield greedy requests, long enough for an untrained model to begin to repeat itself."""
     for i in range(clients):
         passage = random_tokens(60, "speculation", number, i)
-        yield Ask(prompt=passage * 3 + passage[:12], max_tokens=3 * tokens, seed=i, temperature=0.0)
+        yield BenchRequest(prompt=passage * 3 + passage[:12], max_tokens=3 * tokens, seed=i, temperature=0.0)
 
 
-def _filling_json(count: int, number: int, tokens: int) -> list[Ask]:
-    asks = questions(RandomPrompts(), 80, [7 * tokens] * count, "speculation json", number)
-    return schemas.following(asks)
+def _filling_json(count: int, number: int, tokens: int) -> list[BenchRequest]:
+    requests = questions(RandomPrompts(), 80, [7 * tokens] * count, "speculation json", number)
+    return schemas.following(requests)
 
 
-def _free(clients: int, number: int, tokens: int) -> list[Ask]:
+def _free(clients: int, number: int, tokens: int) -> list[BenchRequest]:
     return questions(RandomPrompts(), 80, [tokens] * clients, "speculation free", number)
 
 
 def _talking(
     write: Callable[[random.Random], str], temperature: float, clients: int, number: int, tokens: int
-) -> list[Ask]:
-    """Return requests of a user, in the model's chat template. Each round has others. --quick asks for few
+) -> list[BenchRequest]:
+    """Return requests of a user, in the model's chat template. Each round has others. --quick requests few
     tokens of output; a dozen stand for an answer."""
     texts = (
         write(random.Random(f"{write.__name__}/{number}/{i}")) for i in range(clients * max(2, tokens // 12))
     )
     return [
-        Ask(
+        BenchRequest(
             messages=({"role": "user", "content": text},),
             max_tokens=_ANSWER_TOKENS,
             seed=i,
@@ -120,8 +120,8 @@ def _tasks(model: Path) -> Iterator[Task]:
     )
     for what, write, temperature in kinds if talks(model) else ():
         for clients in (1, 8):
-            asks = partial(_talking, write, temperature, clients)
-            yield Task(f"{what}, {clients_in_words(clients)}", clients, asks)
+            requests = partial(_talking, write, temperature, clients)
+            yield Task(f"{what}, {clients_in_words(clients)}", clients, requests)
 
 
 def workload(bench: Bench) -> WorkloadResult:
@@ -130,7 +130,9 @@ def workload(bench: Bench) -> WorkloadResult:
 
     def measure(who: Contestant, number: int) -> Runs:
         with bench.start(who, _ROOM) as server:
-            return {task.what: run_batch(server, task.asks(number, tokens), task.clients) for task in tasks}
+            return {
+                task.what: run_batch(server, task.requests(number, tokens), task.clients) for task in tasks
+            }
 
     modes = {_OFF: ("--speculation", "off"), "drafts that quote": ("--speculation", "auto")}
     draft = bench.model.with_name(f"{bench.model.stem}-draft{bench.model.suffix}")

@@ -176,7 +176,7 @@ def _schema(number: int, num_properties: int) -> Body:
 
 
 def _document(number: int) -> Body:
-    """One page with 400,000 operators."""
+    """Return a PDF of one page with 400,000 operators."""
     from pypdf import PdfWriter
     from pypdf.generic import DictionaryObject, NameObject, StreamObject
 

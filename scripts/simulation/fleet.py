@@ -72,7 +72,7 @@ class Live:
 
 
 class SimReplica:
-    """The owner asks for the end of each step, and comes back then."""
+    """Simulated replica. Its owner gets the end of each step, and returns at that time."""
 
     def __init__(self, name: str, machine: Machine, options: EngineOptions, seed: int) -> None:
         self.name = name
@@ -191,7 +191,7 @@ class SimReplica:
         return max(1, min(self._machine.stride, most_cells, *(s.remaining - 1 for s in participants)))
 
     def _decode_on(self, participants: Iterable[RunningSequence], now_s: float) -> None:
-        """Apply the steps after the first, as the scheduler would, without asking it."""
+        """Apply the steps after the first, as the scheduler would, without calling it."""
         num = self._num_steps - 1
         for sequence in participants:
             live = self.live.get(sequence.request.id)

@@ -37,7 +37,7 @@ def read_curve(name: str) -> CostCurve:
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a table. Times are virtual, except the router's own."""
+    """Row of a table. Times are virtual, except the router's own."""
 
     name: str
     num_replicas: int

@@ -1,7 +1,7 @@
 """Requests of a simulation: turns of sessions, read from a file or made up, and their tokens.
 
-Made-up lengths are lognormal, with medians of published traces of chat services: some tens of tokens asked,
-one to two hundred answered."""
+Made-up lengths are lognormal, with medians of published traces of chat services: some tens of tokens in a
+prompt, one to two hundred in an answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request, and a line of a trace in JSON. It holds lengths of texts, and names of equal ones."""
+    """Request, and line of a trace in JSON. It holds lengths of texts, and names of equal ones."""
 
     at_s: float
     """Arrival, from the trace's begin, or from the end of the session's previous turn."""

@@ -17,7 +17,7 @@ from openai_cpu_server.api.files.routes import RowRunner
 from openai_cpu_server.contract.engine import Engine, EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.engine_client.subscribers import NOBODY, EngineObserver
+from openai_cpu_server.engine_client.subscribers import NO_OBSERVER, EngineObserver
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.http.keys import KeyRing
 from openai_cpu_server.http.limits import RateLimits
@@ -42,7 +42,7 @@ def new_engine(
     max_queue: int = 1000,
     max_seqs: int = 16,
     cache_bytes: int = 0,
-    observer: EngineObserver = NOBODY,
+    observer: EngineObserver = NO_OBSERVER,
 ) -> EngineClient:
     """An engine process on the fake backend, whose KV cells take one byte per token."""
     command = [sys.executable, "-m", "tests.fake_engine", *flags]

@@ -144,11 +144,11 @@ def test_random_kills_fail_nobody() -> None:
 
 def test_the_engine_owes_nothing_while_all_are_held() -> None:
     engine = Engine()
-    assert engine.outside.is_everybody
+    assert engine.outside.holds_all
     engine.add("a")
-    assert not engine.outside.is_everybody
+    assert not engine.outside.holds_all
     engine.outside.crashed(FAULT)
-    assert engine.outside.is_everybody
+    assert engine.outside.holds_all
 
 
 CALLS = st.tuples(

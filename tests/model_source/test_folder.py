@@ -1,4 +1,4 @@
-"""Which models a folder has, what they are called, and when one that comes is taken."""
+"""Models of a folder: their names, and when a new file is taken."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def folder(path: Path, **more: object) -> ModelFolder:
     return ModelFolder(path, clock=lambda: NOW, **more)  # type: ignore[arg-type]
 
 
-def names(found: ModelFolder) -> list[str]:
-    return [model.name for model in found.look()]
+def names(models: ModelFolder) -> list[str]:
+    return [model.name for model in models.look()]
 
 
 def test_models_are_found_two_folders_deep_and_nothing_else(tmp_path: Path, put: Put) -> None:
@@ -70,16 +70,16 @@ def test_parts_are_one_model_when_all_are_there(tmp_path: Path, put: Put) -> Non
 def test_the_nearest_file_has_the_name(tmp_path: Path, put: Put, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     put("y/m.gguf")
-    first = folder(tmp_path, taken=["other"])
-    assert names(first) == ["m"]
+    models = folder(tmp_path, taken=["other"])
+    assert names(models) == ["m"]
     put("m.gguf")
     put("other.gguf")
     put("x/other.gguf")
     for _ in range(2):
-        assert sorted(names(first)) == ["m", "x/other"], "the newcomers take what is free"
-    assert set(folder(tmp_path, taken=["other"]).names()) == {"m", "x/other", "y/m"}, "at a start the nearest"
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
+        assert sorted(names(models)) == ["m", "x/other"], "new files take free names"
+    assert set(folder(tmp_path, taken=["other"]).names()) == {"m", "x/other", "y/m"}, "after a restart"
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
         f"{tmp_path}/m.gguf is not served: another model is called m",
         f"{tmp_path}/other.gguf is not served: another model is called other",
         f"{tmp_path}/x/other.gguf is served as x/other: another model is called other",
@@ -87,31 +87,31 @@ def test_the_nearest_file_has_the_name(tmp_path: Path, put: Put, caplog: pytest.
     assert set(folder(tmp_path, served=[tmp_path / "m.gguf"]).names()) == {"m", "other", "x/other"}
 
 
-def test_a_file_that_is_still_coming_is_not_there(tmp_path: Path, put: Put) -> None:
+def test_a_file_that_is_still_being_written_is_not_taken(tmp_path: Path, put: Put) -> None:
     whole = TINY.read_bytes()
-    there = folder(tmp_path)
+    models = folder(tmp_path)
     put("m.gguf", whole[:1000], age_s=0.5)
-    assert there.look() == []
+    assert models.look() == []
     put("m.gguf", whole, age_s=1)
-    assert there.look() == []
+    assert models.look() == []
     put("m.gguf", whole, age_s=5)
-    assert names(there) == ["m"]
+    assert names(models) == ["m"]
     put("m.gguf", whole[:2000], age_s=0)
-    assert isinstance(there.look()[0].facts, FolderFacts), "as it was before"
+    assert isinstance(models.look()[0].facts, FolderFacts), "facts of the file before it was overwritten"
     (tmp_path / "m.gguf").unlink()
-    assert there.look() == []
+    assert models.look() == []
 
 
-def test_a_damaged_file_costs_a_line(tmp_path: Path, put: Put, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_logged_once(tmp_path: Path, put: Put, caplog: pytest.LogCaptureFixture) -> None:
     put("bad.gguf", b"no model at all")
     put("cut.gguf", TINY.read_bytes()[:100_000])
     put("good.gguf")
-    there = folder(tmp_path)
+    models = folder(tmp_path)
     for _ in range(2):
-        found = {model.name: model.facts for model in there.look()}
+        found = {model.name: model.facts for model in models.look()}
     assert isinstance(found["bad"], str)
     assert "the file at 100,000" in str(found["cut"])
     assert isinstance(found["good"], FolderFacts)
     assert len(caplog.records) == 2
     put("cut.gguf", age_s=10)
-    assert all(isinstance(m.facts, FolderFacts) for m in there.look() if m.name != "bad")
+    assert all(isinstance(m.facts, FolderFacts) for m in models.look() if m.name != "bad")

@@ -41,19 +41,19 @@ def model_of(folder: Path) -> ConvertedModel:
     return ConvertedModel(package=package, archive="model.zip", name="tiny", cache=folder / "cache")
 
 
-def damaged(whole: bytes, drawn: random.Random) -> bytes:
-    """Bytes are others, mostly in the directory at the end; or the end is missing."""
+def damaged(whole: bytes, rng: random.Random) -> bytes:
+    """Change some bytes, mostly in the directory at the end. Sometimes cut the end off."""
     data = bytearray(whole)
     directory = whole.index(b"PK\x01\x02")
-    for _ in range(drawn.choice((1, 1, 3, 20))):
-        place = drawn.choice(
-            (drawn.randrange(len(data)), drawn.randrange(directory, len(data)), drawn.randrange(200))
+    for _ in range(rng.choice((1, 1, 3, 20))):
+        place = rng.choice(
+            (rng.randrange(len(data)), rng.randrange(directory, len(data)), rng.randrange(200))
         )
-        data[place] = drawn.randrange(256)
-    return bytes(data[: drawn.randrange(len(data))] if drawn.random() < 0.1 else data)
+        data[place] = rng.randrange(256)
+    return bytes(data[: rng.randrange(len(data))] if rng.random() < 0.1 else data)
 
 
-def complaint(model: ConvertedModel) -> str:
+def error_line(model: ConvertedModel) -> str:
     try:
         model.path()
     except StartupError as error:
@@ -62,19 +62,19 @@ def complaint(model: ConvertedModel) -> str:
 
 
 @pytest.mark.parametrize("count", [10**9, 2**64 - 1, 0, -1])
-def test_layers_that_no_file_can_hold(tmp_path: Path, count: int) -> None:
+def test_more_layers_than_a_file_can_hold(tmp_path: Path, count: int) -> None:
     archive(tmp_path / "model.zip", zipfile.ZIP_STORED, num_hidden_layers=count)
-    assert f"it counts {count:,} layers" in complaint(model_of(tmp_path))
+    assert f"it counts {count:,} layers" in error_line(model_of(tmp_path))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_random_damages(tmp_path: Path, method: int) -> None:
-    path, drawn = tmp_path / "model.zip", random.Random(method)
-    whole, told = archive(path, method), []
+def test_random_damage(tmp_path: Path, method: int) -> None:
+    path, rng = tmp_path / "model.zip", random.Random(method)
+    whole, errors = archive(path, method), []
     for _ in range(150):
-        path.write_bytes(damaged(whole, drawn))
-        told.append(complaint(model_of(tmp_path)))
-    assert sum("the package tiny is broken: " in one for one in told) > 50
+        path.write_bytes(damaged(whole, rng))
+        errors.append(error_line(model_of(tmp_path)))
+    assert sum("the package tiny is broken: " in line for line in errors) > 50
 
 
 @pytest.mark.parametrize(("at", "value"), [(6, 0x01), (8, 99), (6, 0x20)])
@@ -94,17 +94,17 @@ def test_files_encrypted_or_stored_in_an_unknown_way(tmp_path: Path, at: int, va
 PARTS = ("ocs-test-model-part1", "ocs-test-model-part2", "ocs-test-model-part3")
 
 
-class Shop:
+class PackageInParts:
     def __init__(self, folder: Path) -> None:
-        self.site, self.whole = folder / "site", tiny_model_path("q4_k_m").read_bytes()
-        size = len(self.whole) // 2
+        self.site, self.content = folder / "site", tiny_model_path("q4_k_m").read_bytes()
+        size = len(self.content) // 2
         for number, part in enumerate(PARTS):
             file = self.file(number)
             file.parent.mkdir(parents=True)
             (self.site / part.replace("-", "_") / "__init__.py").write_text(
                 "raise ImportError('not imported')"
             )
-            file.write_bytes(self.whole[number * size : (number + 1) * size])  # the last is short
+            file.write_bytes(self.content[number * size : (number + 1) * size])  # the last is short
         package = Package("ocs-test-model", "ocs_test_model", PARTS)
         self.model = JoinedModel(
             package=package, file="data/m.gguf.part{:02}", name="m", cache=folder / "cache"
@@ -113,7 +113,7 @@ class Shop:
     def file(self, number: int) -> Path:
         return self.site / PARTS[number].replace("-", "_") / "data" / f"m.gguf.part{number:02}"
 
-    def complaint(self) -> str:
+    def error_line(self) -> str:
         with pytest.raises(StartupError) as raised:
             self.model.path()
         (line,) = str(raised.value).splitlines()
@@ -121,54 +121,54 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
-    shop = Shop(tmp_path)
-    monkeypatch.syspath_prepend(str(shop.site))
-    return shop
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackageInParts:
+    package = PackageInParts(tmp_path)
+    monkeypatch.syspath_prepend(str(package.site))
+    return package
 
 
-def test_the_bytes_of_all_parts_in_order(shop: Shop) -> None:
-    path = shop.model.path()
-    assert path.read_bytes() == shop.whole
+def test_parts_are_joined_in_order_and_once(package: PackageInParts) -> None:
+    path = package.model.path()
+    assert path.read_bytes() == package.content
     made = path.stat()
-    assert shop.model.path() == path
+    assert package.model.path() == path
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
-    shop.file(2).write_bytes(shop.file(2).read_bytes() + b"more")
-    assert shop.model.path() != path, "another version of the package is another file"
-    assert shop.model.path().read_bytes() == shop.whole + b"more"
+    package.file(2).write_bytes(package.file(2).read_bytes() + b"more")
+    assert package.model.path() != path, "another version of the package is another file"
+    assert package.model.path().read_bytes() == package.content + b"more"
 
 
-def test_who_comes_while_it_is_made_finds_it_whole(shop: Shop) -> None:
+def test_processes_that_join_the_parts_at_the_same_time_get_the_whole_file(package: PackageInParts) -> None:
     with multiprocessing.get_context("fork").Pool(4) as pool:
-        paths = pool.map(methodcaller("path"), [shop.model] * 8)
+        paths = pool.map(methodcaller("path"), [package.model] * 8)
     assert len(set(paths)) == 1
-    assert paths[0].read_bytes() == shop.whole
-    assert {file.name for file in shop.model.cache.iterdir()} == {paths[0].name, "m.lock"}
+    assert paths[0].read_bytes() == package.content
+    assert {file.name for file in package.model.cache.iterdir()} == {paths[0].name, "m.lock"}
 
 
-def test_a_part_that_is_not_installed(shop: Shop) -> None:
-    for file in (shop.site / PARTS[1].replace("-", "_")).rglob("*.*"):
+def test_a_part_that_is_not_installed(package: PackageInParts) -> None:
+    for file in (package.site / PARTS[1].replace("-", "_")).rglob("*.*"):
         file.unlink()
-    shop.file(1).parent.rmdir()
-    shop.file(1).parent.parent.rmdir()
+    package.file(1).parent.rmdir()
+    package.file(1).parent.parent.rmdir()
     command = f"{sys.executable} -m pip install --no-deps {PARTS[1]}"
-    assert shop.complaint() == f"the package {PARTS[1]} is not installed (to install it: {command})"
+    assert package.error_line() == f"the package {PARTS[1]} is not installed (to install it: {command})"
 
 
-def test_a_part_without_its_file(shop: Shop) -> None:
-    shop.file(0).unlink()
+def test_a_part_without_its_file(package: PackageInParts) -> None:
+    package.file(0).unlink()
     command = f"{sys.executable} -m pip install --no-deps --ignore-installed ocs-test-model {' '.join(PARTS)}"
-    assert shop.complaint() == (
-        f"the package ocs-test-model is broken: {shop.file(0)} is missing (to repair it: {command})"
+    assert package.error_line() == (
+        f"the package ocs-test-model is broken: {package.file(0)} is missing (to repair it: {command})"
     )
 
 
-def test_a_part_that_is_cut_short(shop: Shop) -> None:
-    for kept in (-1, 100, 0):
-        shop.file(1).write_bytes(shop.file(1).read_bytes()[:kept])
-        assert "is broken: its parts are not a complete GGUF file (to repair it" in shop.complaint()
+def test_a_part_that_is_cut_short(package: PackageInParts) -> None:
+    for size in (-1, 100, 0):
+        package.file(1).write_bytes(package.file(1).read_bytes()[:size])
+        assert "is broken: its parts are not a complete GGUF file (to repair it" in package.error_line()
 
 
-def test_no_place_for_it(shop: Shop) -> None:
-    shop.model.cache.write_text("a file, not a folder")
-    assert shop.complaint() == f"cannot join m: File exists ({shop.model.cache})"
+def test_a_cache_that_cannot_be_written(package: PackageInParts) -> None:
+    package.model.cache.write_text("a file, not a folder")
+    assert package.error_line() == f"cannot join m: File exists ({package.model.cache})"

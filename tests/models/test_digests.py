@@ -1,4 +1,4 @@
-"""What is in models' files is read once, and nobody waits for long."""
+"""Digests of models' files are computed once, and requests do not wait long for them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tests.waiting import DEADLINE_S
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_large_file_is_read_while_the_server_goes_on() -> None:
-    one, may_end, times = served(FakeEngine()).default, threading.Event(), []
+async def test_the_digest_of_a_large_file_is_computed_once_in_the_background() -> None:
+    model, may_end, times = served(FakeEngine()).default, threading.Event(), []
 
     def digest() -> str:
         times.append(1)
         may_end.wait()
-        return "known"
+        return "digest"
 
-    one.content_digest = digest
+    model.content_digest = digest
     digests = FileDigests(wait_s=0.01)
-    digests.begin(one)
-    assert [await digests.of(one), await digests.of(one)] == [None, None]
+    digests.begin(model)
+    assert [await digests.of(model), await digests.of(model)] == [None, None]
     may_end.set()
     with anyio.fail_after(DEADLINE_S):
-        while await digests.of(one) is None:
+        while await digests.of(model) is None:
             await anyio.lowlevel.checkpoint()
-    assert (await digests.of(one), len(times)) == ("known", 1)
+    assert (await digests.of(model), len(times)) == ("digest", 1)
 
 
 def test_equal_files_have_one_digest_wherever_they_are(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_equal_files_have_one_digest_wherever_they_are(tmp_path: Path) -> None:
     assert content_digest([one, two])() not in digests
 
 
-def test_a_file_that_has_changed_since_has_none(tmp_path: Path) -> None:
+def test_a_file_that_has_changed_since_has_no_digest(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"x")
     content = content_digest([path])

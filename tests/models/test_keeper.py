@@ -1,4 +1,4 @@
-"""Who is loaded and unloaded when: engines that are fakes, and a clock that the test turns."""
+"""Loading and unloading of models, with fake engines and a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FakeSleeper:
         self.may_load.set()
         self._clock = clock
         self.breaks = breaks
-        self.num_looks = 0
+        self.num_checks = 0
 
     @property
     def is_at_work(self) -> bool:
@@ -40,12 +40,12 @@ class FakeSleeper:
 
     @property
     def has_requests(self) -> bool:
-        self.num_looks += 1
+        self.num_checks += 1
         return self.num_at_work + self.num_waiting > 0
 
-    async def has_been_looked_at(self) -> None:
-        end = self.num_looks + 4
-        await eventually(lambda: self.num_looks >= end)
+    async def wait_until_checked(self) -> None:
+        end = self.num_checks + 4
+        await eventually(lambda: self.num_checks >= end)
 
     def status(self) -> EngineStatus:
         reason = "broken" if self.state is EngineState.FAILED else None
@@ -81,7 +81,7 @@ class Story:
     def __init__(self) -> None:
         self.clock = Clock(100.0)
         self.keeper = ModelKeeper(MemoryBudget(100), self, clock=self.clock, patience_s=10)
-        self.told: list[tuple[str, ...]] = []
+        self.events: list[tuple[str, ...]] = []
 
     def model(
         self,
@@ -93,20 +93,20 @@ class Story:
         breaks: bool = False,
     ) -> tuple[KeeperEntry, FakeSleeper]:
         engine = FakeSleeper(self.clock, breaks=breaks)
-        kept = KeeperEntry(
+        entry = KeeperEntry(
             name, engine, MemoryNeed(weights=num_bytes, cells=0, buffers=0), keep_alive_s, pinned
         )
-        self.keeper.add(kept)
-        return kept, engine
+        self.keeper.add(entry)
+        return entry, engine
 
     def model_loaded(self, model: str, seconds: float) -> None:
-        self.told.append(("loaded", model))
+        self.events.append(("loaded", model))
 
     def model_not_loaded(self, model: str) -> None:
-        self.told.append(("not loaded", model))
+        self.events.append(("not loaded", model))
 
     def model_unloaded(self, model: str, why: str) -> None:
-        self.told.append(("unloaded", model, why))
+        self.events.append(("unloaded", model, why))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -117,8 +117,8 @@ class Story:
             task.cancel()
             await asyncio.wait([task])
 
-    async def has_told(self, number: int) -> None:
-        await eventually(lambda: len(self.told) >= number)
+    async def wait_for_events(self, number: int) -> None:
+        await eventually(lambda: len(self.events) >= number)
 
 
 @pytest.fixture
@@ -130,17 +130,17 @@ async def until(engine: FakeSleeper, state: EngineState) -> None:
     await eventually(lambda: engine.state is state)
 
 
-async def test_a_model_that_is_wanted_is_loaded_once_however_often_it_is(story: Story) -> None:
+async def test_a_model_is_loaded_once_however_often_it_is_requested(story: Story) -> None:
     one, engine = story.model("one", 60)
     async with story.running():
         story.keeper.want(one)
         await asyncio.gather(story.keeper.load(one), story.keeper.load(one))
         await story.keeper.load(one)
         assert engine.state is EngineState.READY
-    assert story.told == [("loaded", "one")]
+    assert story.events == [("loaded", "one")]
 
 
-async def test_the_least_recently_used_makes_room(story: Story) -> None:
+async def test_the_least_recently_used_model_is_unloaded_to_make_room(story: Story) -> None:
     old, old_engine = story.model("old", 40)
     new, new_engine = story.model("new", 40)
     third, _ = story.model("third", 40)
@@ -150,7 +150,7 @@ async def test_the_least_recently_used_makes_room(story: Story) -> None:
         old_engine.last_use_s, new_engine.last_use_s = 1.0, 2.0
         await story.keeper.load(third)
     assert (old_engine.state, new_engine.state) == (EngineState.ASLEEP, EngineState.READY)
-    assert ("unloaded", "old", "room") in story.told
+    assert ("unloaded", "old", "room") in story.events
 
 
 async def test_idle_models_are_unloaded_and_pinned_ones_are_not(story: Story) -> None:
@@ -162,7 +162,7 @@ async def test_idle_models_are_unloaded_and_pinned_ones_are_not(story: Story) ->
         story.clock.now_s += 61
         await until(engine, EngineState.ASLEEP)
     assert pinned_engine.state is EngineState.READY
-    assert story.told[-1] == ("unloaded", "idle", "idle")
+    assert story.events[-1] == ("unloaded", "idle", "idle")
 
 
 async def test_a_model_whose_process_is_being_replaced_is_unloaded_too(story: Story) -> None:
@@ -170,17 +170,17 @@ async def test_a_model_whose_process_is_being_replaced_is_unloaded_too(story: St
     engine.state = EngineState.RESTARTING
     await story.keeper.unload(one)
     assert engine.state is EngineState.ASLEEP
-    assert story.told == [("unloaded", "one", "asked")]
+    assert story.events == [("unloaded", "one", "asked")]
 
 
-async def test_a_model_in_use_stays_until_patience_ends_and_then_it_ends_its_work_first(story: Story) -> None:
+async def test_a_model_in_use_is_held_back_after_the_patience_and_finishes_its_work(story: Story) -> None:
     busy, busy_engine = story.model("busy", 60)
     other, other_engine = story.model("other", 60)
     async with story.running():
         await story.keeper.load(busy)
         busy_engine.num_at_work, busy_engine.num_waiting = 1, 1
         story.keeper.want(other)
-        await busy_engine.has_been_looked_at()
+        await busy_engine.wait_until_checked()
         assert not busy_engine.is_held_back
         story.clock.now_s += 11
         await eventually(lambda: busy_engine.is_held_back)
@@ -188,12 +188,12 @@ async def test_a_model_in_use_stays_until_patience_ends_and_then_it_ends_its_wor
         busy_engine.num_at_work = 0
         other_engine.num_waiting = 1
         await until(other_engine, EngineState.READY)
-        assert busy.wanted_s is not None  # for the request that was held back
+        assert busy.wanted_s is not None  # by the request that was held back
         other_engine.num_waiting = 0
         await until(busy_engine, EngineState.READY)
 
 
-async def test_who_was_held_back_goes_on_when_another_has_made_room(story: Story) -> None:
+async def test_a_model_that_was_held_back_is_released_when_another_has_made_room(story: Story) -> None:
     one, one_engine = story.model("one", 50)
     two, two_engine = story.model("two", 50)
     third, third_engine = story.model("third", 50)
@@ -212,20 +212,19 @@ async def test_who_was_held_back_goes_on_when_another_has_made_room(story: Story
     assert (one_engine.state, one.is_held_back) == (EngineState.READY, False)
 
 
-async def test_what_can_never_fit_is_refused_with_the_arithmetic(story: Story) -> None:
-    """A model may have a limit of its own."""
+async def test_a_model_that_can_never_fit_is_refused_with_the_arithmetic(story: Story) -> None:
     story.model("pinned", 50, pinned=True)
     large, _ = story.model("large", 60)
     with pytest.raises(ModelTooLarge, match="'large' needs"):
         story.keeper.want(large)
     with pytest.raises(ModelTooLarge, match="of 'pinned', which is pinned"):
         await story.keeper.load(large)
-    large.limit_bytes = 50
+    large.limit_bytes = 50  # the model's own limit
     with pytest.raises(ModelTooLarge, match="its 'memory'"):
         story.keeper.want(large)
 
 
-async def test_a_model_that_cannot_be_loaded_has_failed_and_is_tried_again_after_a_while(
+async def test_a_model_that_failed_to_load_is_retried_after_a_while(
     story: Story,
 ) -> None:
     bad, engine = story.model("bad", 10, breaks=True)
@@ -239,11 +238,11 @@ async def test_a_model_that_cannot_be_loaded_has_failed_and_is_tried_again_after
         engine.breaks = False
         story.keeper.want(bad)
         await until(engine, EngineState.READY)
-    assert story.told == [("not loaded", "bad"), ("loaded", "bad")]
+    assert story.events == [("not loaded", "bad"), ("loaded", "bad")]
 
 
-async def test_the_only_model_comes_back_by_itself_later_and_later(story: Story) -> None:
-    """Nobody has to ask for it: a server that is not ready is sent no requests."""
+async def test_the_only_model_is_reloaded_by_itself_after_growing_delays(story: Story) -> None:
+    """No request triggers it, because a server that is not ready gets none."""
     only, engine = story.model("only", 10, breaks=True)
     only.reloads_itself = True
     _, asleep = story.model("other", 10)
@@ -256,7 +255,7 @@ async def test_the_only_model_comes_back_by_itself_later_and_later(story: Story)
             assert not story.keeper.may_retry(only)
             story.clock.now_s += 0.1
             assert story.keeper.may_retry(only)
-            await story.has_told(number + 1)
+            await story.wait_for_events(number + 1)
         engine.breaks = False
         only.num_tries = 1000
         story.clock.now_s += 300.0
@@ -265,10 +264,10 @@ async def test_the_only_model_comes_back_by_itself_later_and_later(story: Story)
         story.clock.now_s += 1000.0 + RETRY_S
         await until(engine, EngineState.READY)
     assert asleep.state is EngineState.ASLEEP
-    assert story.told == [("not loaded", "only")] * 4 + [("loaded", "only")] * 2
+    assert story.events == [("not loaded", "only")] * 4 + [("loaded", "only")] * 2
 
 
-async def test_what_can_never_be_loaded_does_not_come_back(story: Story) -> None:
+async def test_a_model_that_can_never_be_loaded_is_not_retried(story: Story) -> None:
     large, engine = story.model("large", 1000)
     large.reloads_itself = True
     engine.state, engine.failed_s = EngineState.FAILED, story.clock.now_s - 1000.0
@@ -289,10 +288,10 @@ async def test_unloading_spares_a_model_in_use(story: Story) -> None:
         engine.num_waiting = 0
         await story.keeper.unload(one)
     assert engine.state is EngineState.ASLEEP
-    assert story.told[-1] == ("unloaded", "one", "asked")
+    assert story.events[-1] == ("unloaded", "one", "asked")
 
 
-async def test_a_model_that_was_replaced_goes_and_is_not_wanted_again(story: Story) -> None:
+async def test_a_replaced_model_is_unloaded_and_refuses_requests(story: Story) -> None:
     old, engine = story.model("one", 60)
     async with story.running():
         await story.keeper.load(old)
@@ -300,8 +299,8 @@ async def test_a_model_that_was_replaced_goes_and_is_not_wanted_again(story: Sto
         old.is_replaced = True
         with pytest.raises(EngineUnavailable):
             story.keeper.want(old)
-        await engine.has_been_looked_at()
+        await engine.wait_until_checked()
         assert engine.state is EngineState.READY
         engine.num_at_work = 0
         await until(engine, EngineState.ASLEEP)
-    assert story.told[-1] == ("unloaded", "one", "replaced")
+    assert story.events[-1] == ("unloaded", "one", "replaced")

@@ -1,4 +1,4 @@
-"""Who goes when another model needs the room."""
+"""Choice of models to unload when another one needs memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PINNED, IDLE = resident("pinned", 60, 1.0, is_evictable=False), resident("idle",
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "loaded", "gone"),
+    ("num_bytes", "loaded", "names"),
     [
         (50, [resident("a", 50)], ()),
         (100, [], ()),
@@ -33,22 +33,21 @@ PINNED, IDLE = resident("pinned", 60, 1.0, is_evictable=False), resident("idle",
         (50, [PINNED, IDLE], None),
     ],
     ids=[
-        "nobody goes while there is room",
-        "nobody is there",
-        "the least recently used goes first",
-        "as many go as it takes",
-        "who is too small to help stays once a larger one goes",
-        "who is pinned or in use stays",
+        "none is unloaded while there is room",
+        "none is loaded",
+        "the least recently used is unloaded first",
+        "as many are unloaded as necessary",
+        "one too small to help stays if a larger one is unloaded",
+        "one that is pinned or in use stays",
         "it is impossible",
     ],
 )
-def test_who_goes(num_bytes: int, loaded: list[ResidentModel], gone: tuple[str, ...] | None) -> None:
+def test_models_to_unload(num_bytes: int, loaded: list[ResidentModel], names: tuple[str, ...] | None) -> None:
     indices = MemoryBudget(100).to_unload(num_bytes, loaded)
-    names = None if indices is None else tuple(loaded[index].name for index in indices)
-    assert names == gone
+    assert names == (None if indices is None else tuple(loaded[index].name for index in indices))
 
 
-def test_what_can_never_fit_is_told_with_the_arithmetic() -> None:
+def test_the_reason_why_a_model_can_never_fit_has_the_arithmetic() -> None:
     budget = MemoryBudget(8000 * _MIB)
     large = MemoryNeed(weights=5000 * _MIB, cells=1500 * _MIB, buffers=300 * _MIB, cache=200 * _MIB)
     pinned = [
@@ -73,23 +72,24 @@ _RESIDENTS = st.lists(st.tuples(_SIZES, st.integers(0, 5), st.booleans()), max_s
 
 
 @given(limit=_SIZES, num_bytes=_SIZES, loaded=_RESIDENTS)
-def test_whatever_is_loaded(limit: int, num_bytes: int, loaded: list[ResidentModel]) -> None:
-    """It fits afterwards, nobody goes in vain or who must not, and None means that it is impossible."""
+def test_any_choice_makes_enough_room_and_unloads_no_model_in_vain(
+    limit: int, num_bytes: int, loaded: list[ResidentModel]
+) -> None:
     indices = MemoryBudget(limit).to_unload(num_bytes, loaded)
-    if indices is None:
-        assert num_bytes + sum(one.num_bytes for one in loaded if not one.is_evictable) > limit
+    if indices is None:  # no choice makes enough room
+        assert num_bytes + sum(model.num_bytes for model in loaded if not model.is_evictable) > limit
         return
-    gone = [loaded[index] for index in indices]
-    assert all(one.is_evictable for one in gone)
-    left = sum(one.num_bytes for one in loaded) - sum(one.num_bytes for one in gone)
+    unloaded = [loaded[index] for index in indices]
+    assert all(model.is_evictable for model in unloaded)
+    left = sum(model.num_bytes for model in loaded) - sum(model.num_bytes for model in unloaded)
     assert not indices or left + num_bytes <= limit
-    assert all(left + num_bytes + one.num_bytes > limit for one in gone)
+    assert all(left + num_bytes + model.num_bytes > limit for model in unloaded)
 
 
 @given(limit=_SIZES, num_bytes=_SIZES, loaded=_RESIDENTS)
 def test_never_means_that_unloading_all_others_does_not_help(
     limit: int, num_bytes: int, loaded: list[ResidentModel]
 ) -> None:
-    pinned = [one for one in loaded if not one.is_evictable]
-    why = MemoryBudget(limit).why_never("new", MemoryNeed(weights=num_bytes, cells=0, buffers=0), pinned)
-    assert (why is None) == (MemoryBudget(limit).to_unload(num_bytes, loaded) is not None)
+    pinned = [model for model in loaded if not model.is_evictable]
+    reason = MemoryBudget(limit).why_never("new", MemoryNeed(weights=num_bytes, cells=0, buffers=0), pinned)
+    assert (reason is None) == (MemoryBudget(limit).to_unload(num_bytes, loaded) is not None)

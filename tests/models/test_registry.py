@@ -1,4 +1,4 @@
-"""Which model a name means, and how a server of several models tells of itself."""
+"""Choice of a model by name, and the status of a server with several models."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_a_name_means_a_model(
     ("name", "allowed"),
     [("x", None), ("small", {"large"}), ("large:latest", {"x"}), (None, {"x"}), ("", None)],
 )
-def test_a_name_that_is_not_served_or_not_allowed_means_none(
+def test_a_name_that_is_not_served_or_not_allowed_is_refused(
     registry: ModelRegistry, name: str | None, allowed: set[str] | None
 ) -> None:
-    """Nor does the refusal name a model that the client has not named and may not use."""
+    """The refusal does not name a model that the client has not named and may not use."""
     with pytest.raises(ModelNotFound) as error:
         registry.choose(name, allowed)
     if name is None:
@@ -85,7 +85,7 @@ def test_a_name_that_is_not_served_or_not_allowed_means_none(
         ("qwen3.54b", None),
     ],
 )
-def test_a_tag_means_the_model_that_is_called_so_with_a_hyphen(name: str, found: str | None) -> None:
+def test_a_tag_means_the_model_of_that_name_with_a_hyphen(name: str, found: str | None) -> None:
     names = ("qwen3.5-4b", "llama-3.2-3b", "gemma-4-e2b", "twin-1b", "tw-in-1b")
     registry = ModelRegistry([model(each, engine=FakeEngine()) for each in names])
     if found is None:
@@ -104,7 +104,7 @@ def test_a_tag_means_the_model_that_is_called_so_with_a_hyphen(name: str, found:
         *[("smollm2:360m", False), ("smollm2:1.7b", False), ("smollm2:135m-instruct-q8_0", False)],
     ],
 )
-def test_a_size_behind_a_colon_is_that_of_the_model(name: str, is_found: bool) -> None:
+def test_a_size_after_a_colon_must_be_that_of_the_model(name: str, is_found: bool) -> None:
     engine = FakeEngine(info=msgspec.structs.replace(FAKE_INFO, num_parameters=134_515_008))
     smollm2 = model("smollm2", engine=engine)
     smollm2.quantisation = "q4_k_m"
@@ -122,7 +122,7 @@ def test_all_names_are_listed_in_order(registry: ModelRegistry) -> None:
     assert registry.names({"large", "s"}) == ("s", "large")
 
 
-def test_a_server_is_as_well_as_its_worst_engine(registry: ModelRegistry) -> None:
+def test_a_server_has_the_state_of_its_worst_engine(registry: ModelRegistry) -> None:
     status = registry.status()
     assert (status.state, status.reason) == (EngineState.RESTARTING, "SIGKILL")
     assert (status.restarts, status.kv_tokens) == (3, 1100)
@@ -130,14 +130,14 @@ def test_a_server_is_as_well_as_its_worst_engine(registry: ModelRegistry) -> Non
     assert status.running == {"interactive": 0, "batch": 0}
 
 
-def test_one_engine_is_told_as_it_is() -> None:
-    told = msgspec.structs.replace(READY, state=EngineState.LOADING, loaded=0.5, timed=0.25)
-    assert ModelRegistry([model("a", engine=FakeEngine(base_status=told))]).status() == told
+def test_the_status_of_a_single_engine_is_reported_unchanged() -> None:
+    status = msgspec.structs.replace(READY, state=EngineState.LOADING, loaded=0.5, timed=0.25)
+    assert ModelRegistry([model("a", engine=FakeEngine(base_status=status))]).status() == status
 
 
-def test_what_cannot_generate_says_why() -> None:
-    told = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="it died too often")
-    for engine in (FakeEngine(base_status=told), FakeEngine(None)):
+def test_a_model_that_cannot_generate_is_unavailable() -> None:
+    status = msgspec.structs.replace(READY, state=EngineState.FAILED, reason="it died too often")
+    for engine in (FakeEngine(base_status=status), FakeEngine(None)):
         with pytest.raises(EngineUnavailable):
             model("a", engine=engine).loaded()
     assert model("a", engine=FakeEngine()).loaded().path == "fake.gguf"
@@ -151,7 +151,7 @@ def test_nothing_new_is_begun_once_an_engine_is_ending(registry: ModelRegistry) 
         ModelRegistry([*registry, model("ending", engine=ending)]).check_not_ending()
 
 
-def test_any_name_may_mean_the_first_that_is_able() -> None:
+def test_any_name_may_mean_the_first_able_model() -> None:
     first, second = model("fake", engine=FakeEngine()), embedding_model(FakeEngine(FAKE_EMBEDDER), "embeds")
     models = ModelRegistry([first, second], takes_any_name=True)
     assert models.choose("gpt-4", None) == models.choose(None, None)
@@ -182,14 +182,14 @@ def able() -> ModelRegistry:
         ("embeds", None, Ability.RERANK, "embeds"),
     ],
 )
-def test_the_first_that_is_able_is_meant_where_no_name_is_given(
+def test_without_a_name_the_first_able_model_is_chosen(
     able: ModelRegistry, name: str | None, allowed: set[str] | None, ability: Ability, found: str
 ) -> None:
     assert choose_able(able, name, allowed, ability).name == found
 
 
 @pytest.mark.parametrize(
-    ("name", "allowed", "ability", "said"),
+    ("name", "allowed", "ability", "message"),
     [
         ("chat", None, Ability.EMBED, "'chat' cannot embed. Models that can: 'embeds', 'e'."),
         ("chat", {"chat"}, Ability.EMBED, "'chat' cannot embed. No model of this server can."),
@@ -197,11 +197,11 @@ def test_the_first_that_is_able_is_meant_where_no_name_is_given(
         ("ranks", None, Ability.EMBED, "'ranks' cannot embed. Models that can: 'embeds', 'e'."),
     ],
 )
-def test_others_are_refused_with_a_hint_to_those_that_the_caller_may_use(
-    able: ModelRegistry, name: str | None, allowed: set[str] | None, ability: Ability, said: str
+def test_the_refusal_of_a_model_names_able_ones_that_the_caller_may_use(
+    able: ModelRegistry, name: str | None, allowed: set[str] | None, ability: Ability, message: str
 ) -> None:
-    with pytest.raises(WrongModelKind) as refused:
+    with pytest.raises(WrongModelKind) as refusal:
         choose_able(able, name, allowed, ability)
-    assert str(refused.value) == f"The model {said}"
+    assert str(refusal.value) == f"The model {message}"
     with pytest.raises(ModelNotFound):
         choose_able(able, "embeds", {"chat"}, Ability.EMBED)

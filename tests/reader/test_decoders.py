@@ -1,9 +1,8 @@
-"""Pictures have at most as many pixels as encoders see."""
+"""Decoded pictures: their size, orientation and colours, and refusals by the header."""
 
 from __future__ import annotations
 
 import base64
-import io
 import struct
 import zlib
 
@@ -14,6 +13,7 @@ from openai_cpu_server.contract.media import PictureSize
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.reader.decoders import decoded_picture
 from tests.fuzz import pictures
+from tests.fuzz.pictures import encoded
 
 LARGEST = 2048 * 2048
 
@@ -32,12 +32,10 @@ LARGEST = 2048 * 2048
 def test_larger_pictures_are_scaled_down(
     kind: str, size: tuple[int, int], most_side: int, expected: tuple[int, int]
 ) -> None:
-    file = io.BytesIO()
     left_half = Image.new("RGB", (size[0] // 2, size[1]), (0, 0, 255))
     image = Image.new("RGB", size, (255, 0, 0))
     image.paste(left_half)
-    image.save(file, kind)
-    picture = decoded_picture(file.getvalue(), most_pixels=12_000_000, most_side=most_side)
+    picture = decoded_picture(encoded(image, kind), most_pixels=12_000_000, most_side=most_side)
     assert picture.size == PictureSize(*expected)
     assert expected[0] * expected[1] <= LARGEST
     shown = Image.frombytes("RGB", expected, picture.content)
@@ -58,15 +56,9 @@ HEIC = base64.b64decode(
 """64 x 64 pixels: the left half is red, the right half is blue."""
 
 
-def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
 def png(kind: int, *levels: int, hidden: tuple[int, ...] = ()) -> bytes:
-    """A PNG file of 16 bits with 40 x 40 pixels. `kind`: 0 grey, 2 colours, 4 grey with alpha, 6 with
-    alpha."""
+    """Return a PNG file of 16 bits with 40 x 40 pixels. `kind`: 0 grey, 2 colours, 4 grey with alpha, 6
+    colours with alpha. `hidden`: the transparent colour."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -84,17 +76,17 @@ def png(kind: int, *levels: int, hidden: tuple[int, ...] = ()) -> bytes:
 
 
 RED = Image.new("RGB", (64, 48), (220, 10, 10))
-ON_ITS_SIDE = Image.Exif()
-ON_ITS_SIDE[0x112] = 6
+ROTATED = Image.Exif()
+ROTATED[0x112] = 6
 
 
 @pytest.mark.parametrize(
     ("data", "size", "colour"),
     [
         (encoded(RED, "AVIF"), (64, 48), (220, 10, 10)),
-        (encoded(RED, "AVIF", exif=ON_ITS_SIDE.tobytes()), (48, 64), (220, 10, 10)),
+        (encoded(RED, "AVIF", exif=ROTATED.tobytes()), (48, 64), (220, 10, 10)),
         (encoded(RED, "TIFF"), (64, 48), (220, 10, 10)),
-        (encoded(RED, "TIFF", exif=ON_ITS_SIDE), (48, 64), (220, 10, 10)),
+        (encoded(RED, "TIFF", exif=ROTATED), (48, 64), (220, 10, 10)),
         (encoded(Image.new("CMYK", (64, 48), (0, 255, 255, 0)), "TIFF"), (64, 48), (255, 0, 0)),
         (encoded(Image.new("F", (64, 48), 0.5), "TIFF"), (64, 48), (127, 127, 127)),
         (HEIC, (64, 64), (220, 10, 10)),
@@ -136,7 +128,7 @@ def test_a_damaged_profile_is_ignored_and_a_narrow_picture_is_not_made_narrower(
     ids=["PNG", "PNG, wide", "BMP", "GIF", "TIFF"],
 )
 def test_a_picture_too_narrow_for_any_model_is_refused_by_its_header(data: bytes) -> None:
-    """Most of them have no pixels, and would be damaged."""
+    """Most of these files have no pixels. The refusal is not that they are damaged."""
     with pytest.raises(InvalidRequest, match="too narrow") as refusal:
         decoded_picture(data, most_pixels=40_000_000, most_side=0)
     assert refusal.value.code == "invalid_image"

@@ -1,4 +1,4 @@
-"""Text of documents of all kinds: the table is `tests/documents.py`."""
+"""Text of documents of all kinds. The samples are in `tests/documents.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SAMPLES = samples()
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=[sample.name for sample in SAMPLES])
-def test_a_document_has_its_text_and_names_what_is_left_out(sample: Sample) -> None:
+def test_a_document_has_its_text_and_the_numbers_of_its_picture_pages(sample: Sample) -> None:
     if sample.refusal:
         with pytest.raises(InvalidRequest, match=sample.refusal):
             document_parts(sample.data, most_chars=100_000, charset=sample.charset)
@@ -27,7 +27,7 @@ def test_a_document_has_its_text_and_names_what_is_left_out(sample: Sample) -> N
     assert sample.lacks not in text
 
 
-def test_there_are_sixty_documents_and_no_two_of_one_name() -> None:
+def test_there_are_sixty_documents_with_different_names() -> None:
     assert len({sample.name for sample in SAMPLES}) == len(SAMPLES) >= 60
 
 
@@ -47,7 +47,7 @@ def test_a_text_that_is_too_long_is_refused_with_the_limit() -> None:
 
 @pytest.mark.parametrize("comment", ["<!---->", "<!-- a -->\n"])
 def test_comments_without_html_are_text(comment: str) -> None:
-    """Each could end where a later one ends, and all ways were tried."""
+    """A comment could end where a later one ends, and a pattern once tried all ways."""
     text = comment * 300 + "x"
     assert document_parts(text.encode(), most_chars=10_000).parts == (text,)
     assert document_parts(f"{comment}<html>x".encode(), most_chars=10_000).parts == ("x",)

@@ -1,4 +1,4 @@
-"""Tables of PDFs keep their rows, in whatever order a program has drawn them."""
+"""Tables of PDFs keep their rows, in whatever order they were drawn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cells(order: str = "rows") -> Drawn:
 
 
 def words(drawn: Drawn) -> Drawn:
-    """Each word by itself, as many programs draw."""
+    """Draw each word by itself, as many programs do."""
     found: Drawn = []
     for x, y, text in drawn:
         for word in text.split():

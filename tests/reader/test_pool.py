@@ -1,4 +1,4 @@
-"""A reader may die: who killed it is told, and nobody else notices."""
+"""Reader processes may die: the request that killed one gets an error, and no other request notices."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def templated(pool: ReaderPool, source: str) -> ReadModel:
 
 
 @pytest.mark.parametrize("path", [DEMO, tiny_model_path()])
-def test_a_reader_tells_what_the_vocabulary_says(pool: ReaderPool, path: Path) -> None:
+def test_a_reader_agrees_with_the_vocabulary(pool: ReaderPool, path: Path) -> None:
     read = opened(pool, path).tokenizer
     with Vocabulary.open(path) as own:
         for special in (False, True):
@@ -70,20 +70,20 @@ def test_a_lone_surrogate_is_a_replacement_character(demo: ReadModel) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
-def test_who_comes_after_a_death_does_not_notice(demo: ReadModel, pool: ReaderPool, number: int) -> None:
+def test_a_request_after_a_death_does_not_notice(demo: ReadModel, pool: ReaderPool, number: int) -> None:
     wanted = demo.prompt(Conversation(messages=[USER]))
     deaths, pid = pool.deaths, pool.pids[0]
     os.kill(pid, number)
-    if number != signal.SIGTERM:  # the main thread dies of it, and the one that works may still answer before
+    if number != signal.SIGTERM:  # the main thread dies first, and the working thread may still answer
         wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     assert demo.prompt(Conversation(messages=[USER])) == wanted
-    # SIGTERM is ignored: it is for the parent, which decides what it means.
+    # SIGTERM is ignored, because the parent decides when to end.
     assert pool.deaths == deaths + (number != signal.SIGTERM)
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(100, marks=pytest.mark.slow)])
 def test_kills_under_load_cost_nothing(demo: ReadModel, pool: ReaderPool, kills: int) -> None:
-    """Each comes when the last one is made good, at a random moment of somebody's work."""
+    """Kill again once the pool has recovered, at a random moment of its work."""
     wanted = demo.tokenizer.encode_all(TEXTS, add_special=True, parse_special=False)
     done = itertools.count()
     num_done = 0
@@ -115,7 +115,7 @@ def test_kills_under_load_cost_nothing(demo: ReadModel, pool: ReaderPool, kills:
     assert pool.deaths >= deaths + kills
 
 
-def test_a_text_that_kills_is_told_so_and_others_go_on(pool: ReaderPool, tmp_path: Path) -> None:
+def test_a_text_that_kills_a_reader_is_refused_and_others_are_read(pool: ReaderPool, tmp_path: Path) -> None:
     """Beyond a million letters even the large stack is used up by a splitter that recurses for each."""
     odd = opened(pool, rewritten(DEMO, tmp_path / "odd.gguf", {"tokenizer.ggml.pre": "gpt-4o"}))
     with ThreadPoolExecutor(2) as threads:
@@ -129,7 +129,7 @@ def test_a_text_that_kills_is_told_so_and_others_go_on(pool: ReaderPool, tmp_pat
 
 
 def test_a_reader_has_bounds_of_time_and_memory_and_leaves_no_core(demo: ReadModel, pool: ReaderPool) -> None:
-    """The kernel holds it to them: native code that does not return in time ends."""
+    """The kernel enforces the limits, also on native code that does not return."""
     assert encoded(demo, "begins a piece of work")
     limits = psutil.Process(pool.pids[0]).rlimit(psutil.RLIMIT_CPU)
     assert 10 <= limits[0] <= 1000
@@ -137,7 +137,7 @@ def test_a_reader_has_bounds_of_time_and_memory_and_leaves_no_core(demo: ReadMod
     assert psutil.Process(pool.pids[0]).rlimit(psutil.RLIMIT_CORE)[0] == 0
 
 
-def test_a_closed_pool_ends_its_processes_and_says_so() -> None:
+def test_a_closed_pool_ends_its_processes_and_refuses_work() -> None:
     pool = ReaderPool(child=ReaderChild())
     model = opened(pool, DEMO)
     pool.start_program_reader()
@@ -149,7 +149,7 @@ def test_a_closed_pool_ends_its_processes_and_says_so() -> None:
         encoded(model, "x" * 99)
 
 
-def test_a_pool_that_is_closed_waits_for_work_and_says_so() -> None:
+def test_work_in_progress_fails_when_its_pool_is_closed() -> None:
     pool = ReaderPool(child=ReaderChild())
     model = opened(pool, DEMO)
     (pid,) = pool.pids
@@ -162,13 +162,13 @@ def test_a_pool_that_is_closed_waits_for_work_and_says_so() -> None:
     assert not psutil.pid_exists(pid)
 
 
-def test_a_file_that_is_another_by_now_is_not_read_for_the_old_one(pool: ReaderPool, tmp_path: Path) -> None:
+def test_a_replaced_file_is_not_read_for_the_old_model(pool: ReaderPool, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     shutil.copy(DEMO, path)
     model = opened(pool, path)
     shutil.copy(tiny_model_path(), tmp_path / "new.gguf")
     (tmp_path / "new.gguf").replace(path)
-    assert encoded(model, "Hello")  # open still
+    assert encoded(model, "Hello")  # the old file is still open
     for pid in pool.pids:
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(EngineUnavailable, match="must reload it"):
@@ -176,15 +176,14 @@ def test_a_file_that_is_another_by_now_is_not_read_for_the_old_one(pool: ReaderP
     model.close()
 
 
-def test_models_that_are_closed_are_forgotten(pool: ReaderPool, demo: ReadModel) -> None:
+def test_a_closed_model_is_opened_again_if_it_is_used(pool: ReaderPool, demo: ReadModel) -> None:
     model = opened(pool, DEMO)
     model.close()
     assert encoded(demo, "Hello")
-    # Whoever kept it all the same finds it opened again.
     assert encoded(model, "Hello")
 
 
-def test_what_a_template_refuses_is_told(pool: ReaderPool) -> None:
+def test_errors_of_templates_are_reported(pool: ReaderPool) -> None:
     source = "{{ raise_exception('no ' + messages[0].content) }}"
     model = templated(pool, source)
     with pytest.raises(TemplateFailed, match="no Hello there"):
@@ -204,13 +203,13 @@ def test_numbers_of_any_size_reach_a_template(pool: ReaderPool) -> None:
     source = "{{ n }} {{ tools | tojson }} {{ messages[0].content }}"
     model = templated(pool, source)
     tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 10**400}}}
-    asked = Conversation(messages=[USER], tools=[tool], variables={"n": 2**70})
-    text = model.tokenizer.decode(model.prompt(asked).tokens, special=True)
+    conversation = Conversation(messages=[USER], tools=[tool], variables={"n": 2**70})
+    text = model.tokenizer.decode(model.prompt(conversation).tokens, special=True)
     assert str(2**70) in text
     assert str(10**400) in text
 
 
-def test_what_surely_does_not_fit_is_not_tokenised(demo: ReadModel) -> None:
+def test_a_prompt_that_surely_does_not_fit_is_not_tokenised(demo: ReadModel) -> None:
     long = {"role": "user", "content": "word " * 100_000}
     with pytest.raises(InvalidRequest, match="maximum context length is 100 tokens, but at least") as raised:
         demo.prompt(Conversation(messages=[long], most_tokens=100))
@@ -220,7 +219,7 @@ def test_what_surely_does_not_fit_is_not_tokenised(demo: ReadModel) -> None:
 
 
 def test_a_template_that_grows_without_end_costs_its_request_alone(pool: ReaderPool) -> None:
-    """The limits inside the sandbox do not see what filters do; the process's own do."""
+    """The limits inside the sandbox do not see what filters do, but those of the process do."""
     source = "{% set ns = namespace(x='x' * 60000000) %}{% if messages[0].content == 'grow' %}" + (
         "{% set ns.x = [ns.x] * 99999 | list %}{{ ns.x | join | length }}{% endif %}{{ messages[0].content }}"
     )
@@ -231,7 +230,7 @@ def test_a_template_that_grows_without_end_costs_its_request_alone(pool: ReaderP
     model.close()
 
 
-def test_a_files_further_templates_are_read_by_their_names(pool: ReaderPool, tmp_path: Path) -> None:
+def test_named_templates_of_a_file_are_read(pool: ReaderPool, tmp_path: Path) -> None:
     key, turns = "tokenizer.chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}"
     templates: dict[str, object] = {
         f"{key}s": ["tool_use", "rerank", "broken"],
@@ -248,7 +247,7 @@ def test_a_files_further_templates_are_read_by_their_names(pool: ReaderPool, tmp
     model.close()
 
 
-def test_grammars_are_made_there(demo: ReadModel) -> None:
+def test_grammars_are_made_in_a_reader(demo: ReadModel) -> None:
     make = demo.make_grammar
     schema = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
     assert isinstance(make(GrammarOrder(source=GrammarSource.SCHEMA, text=schema)), MadeGrammar)
@@ -262,9 +261,9 @@ def test_grammars_are_made_there(demo: ReadModel) -> None:
     assert wrong.code == "invalid_grammar"
 
 
-def test_what_a_vocabulary_cannot_follow_is_refused_before_it_begins(demo: ReadModel) -> None:
-    hard = "".join(f"(?=.*[{c}-z]{{1,60}}[a-{c}]{{3,70}}.*)" for c in "bcdefghij") + ".*"
-    refused = demo.make_grammar(GrammarOrder(source=GrammarSource.REGEX, text=hard))
+def test_a_pattern_that_a_vocabulary_cannot_follow_is_refused(demo: ReadModel) -> None:
+    pattern = "".join(f"(?=.*[{c}-z]{{1,60}}[a-{c}]{{3,70}}.*)" for c in "bcdefghij") + ".*"
+    refused = demo.make_grammar(GrammarOrder(source=GrammarSource.REGEX, text=pattern))
     assert isinstance(refused, RefusedGrammar)
 
 
@@ -288,7 +287,7 @@ def test_lengths_beside_patterns_can_be_followed(demo: ReadModel, more: dict[str
 
 
 def test_a_grammar_becomes_a_part_of_another(demo: ReadModel) -> None:
-    """It crosses twice, as bytes. What comes back runs as it is, with the model's own control tokens."""
+    """The part crosses to the process twice, as bytes. The grammar has the model's control tokens."""
     make = demo.make_grammar
     part = make(GrammarOrder(source=GrammarSource.CHOICES, text='["a", "é"]'))
     assert isinstance(part, MadeGrammar)
@@ -301,9 +300,9 @@ def test_a_grammar_becomes_a_part_of_another(demo: ReadModel) -> None:
     assert not check.check("!,b").fits
 
 
-def test_a_grammar_that_kills_is_refused(demo: ReadModel) -> None:
-    """The grammar library recurses for each rule of a chain. What bounds in front of it let pass must be
-    survived, however little they do."""
+def test_a_grammar_that_kills_a_reader_is_refused(demo: ReadModel) -> None:
+    """The grammar library recurses for each rule of a chain. The pool must survive a crash of it, whatever
+    the limits in front of it prevent."""
     chain = (
         "root ::= r0\n" + "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(200_000)) + 'r200000 ::= "x"\n'
     )

@@ -1,4 +1,4 @@
-"""Clients take turns at readers, and no piece of work takes more than its share of computing."""
+"""Clients share readers in turn, and no piece of work takes more than its share of computing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LYING = zlib.decompress(
 )
 """AVIF file of 12,000 x 12,000 pixels whose header names 64 x 64."""
 SLOW = pdf("Hello hello\n" * 150_000)
-"""More operators than any machine reads within the shares of these tests."""
+"""PDF with more operators than any machine reads within the shares of these tests."""
 
 
 @pytest.fixture
@@ -79,25 +79,25 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def begun(threads: ThreadPoolExecutor, caller: tuple[str, ...], work: Callable[[], object]) -> Future[object]:
-    """Work on behalf of this client."""
+    """Start work on behalf of this client."""
     context = contextvars.copy_context()
     context.run(CALLER.set, caller)
     return threads.submit(context.run, work)
 
 
-def test_a_share_that_is_used_up_is_a_refusal_which_is_remembered(pool: ReaderPool, model: ReadModel) -> None:
+def test_the_refusal_of_work_beyond_its_share_is_remembered(pool: ReaderPool, model: ReadModel) -> None:
     with pytest.raises(InvalidRequest, match=r"takes more than 0\.5 seconds of computing"):
         model.document(SLOW, 10_000_000, "")
     assert pool.deaths == 0
     wait_until(lambda: len(pool.pids) == 2)
     with suspended(*pool.pids), pytest.raises(InvalidRequest):
         model.document(SLOW, 10_000_000, "")
-    assert pool.deaths == 0, "no process has been asked again"
+    assert pool.deaths == 0, "no process has computed it again"
     assert model.document(b"a short text", 100, "") == ("a short text",)
 
 
 def test_a_sound_that_is_refused_after_its_first_pieces_is_not_decoded_again() -> None:
-    """Five minutes are some pieces of work, and the last of them finds that it is too long."""
+    """Five minutes are several pieces of work, and only the last one finds that the sound is too long."""
     data = wav(np.zeros(300 * 100), rate=100)
     with ReaderPool(opens_media=True) as pool:
         model = ReadModel(pool, source())
@@ -109,7 +109,7 @@ def test_a_sound_that_is_refused_after_its_first_pieces_is_not_decoded_again() -
             next(model.sound(data, RATE, 290 * RATE, 30 * RATE))
 
 
-def test_a_sound_goes_on_in_the_process_that_has_opened_it(threads: ThreadPoolExecutor) -> None:
+def test_a_sound_continues_in_the_process_that_has_opened_it(threads: ThreadPoolExecutor) -> None:
     data = wav(np.zeros(300 * 100), rate=100)
     with ReaderPool(opens_media=True) as pool:
         model = ReadModel(pool, source())
@@ -126,7 +126,7 @@ def test_a_sound_goes_on_in_the_process_that_has_opened_it(threads: ThreadPoolEx
             assert begun(threads, BOB, lambda: next(of_bob)).result()
 
 
-def test_a_sound_goes_on_after_its_process_has_died() -> None:
+def test_a_sound_continues_after_its_process_has_died() -> None:
     data = wav(np.zeros(300 * 100), rate=100)
     with ReaderPool(opens_media=True) as pool:
         model = ReadModel(pool, source())
@@ -150,8 +150,8 @@ def test_a_picture_gets_memory_for_the_allowed_pixels_only() -> None:
         assert pool.deaths == 0
 
 
-def test_a_process_that_computes_is_not_taken_for_silent() -> None:
-    """It computes for longer than the patience with a process that does nothing."""
+def test_a_process_that_computes_is_not_ended_as_silent() -> None:
+    """The process computes for longer than the patience with an idle one."""
     child = ReaderChild(patience_s=1.0)
     try:
         child.send(msgspec.msgpack.encode(ReaderStart(None, opens_media=True, share_s=2.0)))
@@ -165,7 +165,7 @@ def test_a_process_that_computes_is_not_taken_for_silent() -> None:
 
 
 def test_a_file_is_sent_without_a_copy(model: ReadModel) -> None:
-    """A copy would hold the interpreter's lock, for which the event loop waits."""
+    """A copy would hold the interpreter's lock, and so block the event loop."""
     data = b"no sound" * 2**20
     tracemalloc.start()
     try:
@@ -193,7 +193,7 @@ def test_work_of_one_kind_waits_for_no_other_kind(
 def test_a_picture_waits_for_no_document(
     pool: ReaderPool, model: ReadModel, threads: ThreadPoolExecutor
 ) -> None:
-    """Documents of two other clients take all places that there are for them."""
+    """Documents of two other clients take all processes for documents."""
     before = set(pool.pids)
     assert model.document(b"starts the process", 100, "")
     with suspended(*(set(pool.pids) - before)):
@@ -235,7 +235,7 @@ def test_one_client_never_keeps_the_work_of_another_waiting(
         of_bob = begun(threads, BOB, lambda: done(5))
         assert of_bob.result()
         assert pool.load()[kind].running == 1
-    assert all(one.result() for one in of_ann)
+    assert all(future.result() for future in of_ann)
 
 
 def test_texts_do_not_wait_for_a_program_in_the_first_process(

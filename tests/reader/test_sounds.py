@@ -20,7 +20,7 @@ HERTZ = 440
 
 
 def encoded(form: str, codec: str, rate: int) -> bytes:
-    """A second of a tone."""
+    """Return a tone of one second."""
     file = io.BytesIO()
     samples = tone(1, HERTZ, rate=rate).astype(np.float32)
     frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
@@ -37,8 +37,8 @@ def encoded(form: str, codec: str, rate: int) -> bytes:
     return file.getvalue()
 
 
-def heard(data: bytes) -> tuple[float, int]:
-    """Seconds and the loudest frequency."""
+def length_and_pitch(data: bytes) -> tuple[float, int]:
+    """Decode a sound. Return its seconds, and its loudest frequency in hertz."""
     (sound,) = sound_pieces(data, rate=RATE, most_samples=100 * RATE, most_at_once=0)
     samples = np.frombuffer(sound.content, "<f4")
     spectrum = np.abs(np.fft.rfft(samples))
@@ -62,16 +62,16 @@ def heard(data: bytes) -> tuple[float, int]:
         ("wav", "pcm_mulaw", 8_000),
     ],
 )
-def test_sounds_of_browsers_and_phones_are_heard(form: str, codec: str, rate: int) -> None:
-    seconds, hertz = heard(encoded(form, codec, rate))
+def test_sounds_of_browsers_and_phones_are_decoded(form: str, codec: str, rate: int) -> None:
+    seconds, hertz = length_and_pitch(encoded(form, codec, rate))
     assert seconds == pytest.approx(1, abs=0.1)
     assert hertz == pytest.approx(HERTZ, abs=5)
 
 
 @pytest.mark.parametrize("length", [0, 0xFFFFFFFF, 0x7FFFFFFF])
-def test_a_wav_file_of_a_pipe_is_heard_to_its_end(length: int) -> None:
+def test_a_wav_file_of_a_pipe_is_decoded_to_its_end(length: int) -> None:
     data = wav(tone(1))
-    assert heard(data[:40] + length.to_bytes(4, "little") + data[44:]) == (1, HERTZ)
+    assert length_and_pitch(data[:40] + length.to_bytes(4, "little") + data[44:]) == (1, HERTZ)
 
 
 @pytest.mark.parametrize(
@@ -83,18 +83,18 @@ def test_a_wav_file_of_a_pipe_is_heard_to_its_end(length: int) -> None:
         b"Listen!",
         b"",
     ],
-    ids=["a list", "another list", "half a head", "words", "nothing"],
+    ids=["a list", "another list", "half a header", "text", "nothing"],
 )
-def test_what_is_no_sound_is_refused(data: bytes) -> None:
+def test_a_file_that_is_not_a_sound_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match="not a sound of a known type") as refusal:
-        heard(data)
+        length_and_pitch(data)
     assert refusal.value.code == "invalid_audio"
 
 
 @pytest.mark.parametrize("data", [pytest.param(data, id=name) for name, data in oddities()])
-def test_what_is_hardly_a_sound_is_refused(data: bytes) -> None:
+def test_an_odd_sound_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        heard(data)
+        length_and_pitch(data)
     assert refusal.value.code == "invalid_audio"
 
 
@@ -102,7 +102,7 @@ def test_a_rate_at_which_a_frame_lasts_for_hours_is_refused_before_it_is_resampl
     data = encoded("aiff", "pcm_s16be", 44_100)
     rate = data.index(b"COMM") + 16
     with pytest.raises(InvalidRequest, match="1 samples a second, and needs at least 1000"):
-        heard(data[:rate] + b"\x3f\xff\x80".ljust(10, b"\0") + data[rate + 10 :])
+        length_and_pitch(data[:rate] + b"\x3f\xff\x80".ljust(10, b"\0") + data[rate + 10 :])
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_film_without_sound_is_refused() -> None:
         container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     with pytest.raises(InvalidRequest, match="there is no sound in it"):
-        heard(file.getvalue())
+        length_and_pitch(file.getvalue())
 
 
 def opened(worker: ReaderWorker, data: bytes, first: int) -> wire.SoundOpened | None:
@@ -163,11 +163,12 @@ def test_damaged_packets_are_skipped() -> None:
     data = bytearray(encoded("adts", "aac", 44_100))
     middle = len(data) // 2
     data[middle : middle + 40] = bytes(40)
-    seconds, hertz = heard(bytes(data))
+    seconds, hertz = length_and_pitch(bytes(data))
     assert seconds > 0.7
     assert hertz == pytest.approx(HERTZ, abs=5)
 
 
-def test_sounds_that_need_no_extra_are_heard_as_before() -> None:
-    assert [heard(FILES[kind])[1] == pytest.approx(HERTZ, abs=5) for kind in FILES] == [True] * len(FILES)
-    assert heard(mp3_frames(40))[0] == pytest.approx(1, abs=0.1)
+def test_sounds_that_need_no_extra_are_decoded() -> None:
+    for data in FILES.values():
+        assert length_and_pitch(data)[1] == pytest.approx(HERTZ, abs=5)
+    assert length_and_pitch(mp3_frames(40))[0] == pytest.approx(1, abs=0.1)

@@ -12,7 +12,7 @@ from tests.llama.odd_models import rewritten
 from tests.reader.conftest import DEMO, opened
 
 RECURSIVE = ("gpt-4o", "tekken", "deepseek-v3", "default")
-"""Some whose splitters are regular expressions of the standard library's."""
+"""Vocabularies whose splitters are regular expressions of C++'s standard library."""
 OTHERS = """
 a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r dbrx
 deepseek-coder deepseek-llm deepseek-r1-qwen exaone exaone-moe exaone4 f2llmv2 falcon falcon-h1
@@ -36,9 +36,9 @@ RUNS = {
     "base64": "aB3/",
 }
 LENGTHS = {"superbpe": 10_000}
-"""Its `(?=(\\d{3})+(?!\\d))` is quadratic: 100,000 digits are refused after the reader's limit of time."""
+"""Shorter texts, because its `(?=(\\d{3})+(?!\\d))` is quadratic: 100,000 digits exceed the reader's time."""
 RAW = ["\u2581", *(f"<0x{byte:02X}>" for byte in range(256))]
-"""What a vocabulary of UTF-8 as it is has: the escape of blanks, and bytes."""
+"""Tokens of a vocabulary that takes UTF-8 without an encoding: the escape of blanks, and bytes."""
 
 
 def read_all(pool: ReaderPool, name: str, folder: Path) -> None:
@@ -61,11 +61,11 @@ def read_all(pool: ReaderPool, name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RECURSIVE)
-def test_long_words_of_those_that_recurse(pool: ReaderPool, name: str, tmp_path: Path) -> None:
+def test_long_words_with_recursive_splitters(pool: ReaderPool, name: str, tmp_path: Path) -> None:
     read_all(pool, name, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS.split())
-def test_long_words_of_all(pool: ReaderPool, name: str, tmp_path: Path) -> None:
+def test_long_words_with_other_splitters(pool: ReaderPool, name: str, tmp_path: Path) -> None:
     read_all(pool, name, tmp_path)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bench.asking import OURS, Ask, Trace, Usage
 from bench.bench import Bench
 from bench.clients import Clients, LoadFailed
 from bench.report import markdown
@@ -29,6 +28,7 @@ from bench.results import (
     ratios,
 )
 from bench.servers import Variant, environment, ours
+from bench.traffic import OURS, BenchRequest, Trace, Usage
 from bench.vllm_model import FORMS, can_serve, cell_bytes, model_folder
 from bench.workloads import WORKLOADS
 
@@ -37,7 +37,7 @@ from tests.tiny_model import SCRIPTS, tiny_model_path
 
 pytestmark = pytest.mark.thorough
 
-ASK = Ask(prompt=(300, 301, 302), max_tokens=2)
+ASK = BenchRequest(prompt=(300, 301, 302), max_tokens=2)
 WHERE = Circumstances(
     started="now", model="m.gguf", commit="", cpu="c", num_cpus=2, memory_bytes=2**30, rounds=3, is_quick=True
 )

@@ -140,7 +140,7 @@ class HealthRoutes:
     async def gateway_metrics(self, request: Request) -> Response:
         """Return the metrics by which gateways choose a server.
 
-        Gateways may ask 20 times per second, and the whole page takes milliseconds.
+        Gateways may fetch them 20 times per second, and the whole page takes milliseconds.
         """
         return Response(metrics_text(self._for_gateways), headers={"content-type": CONTENT_TYPE})
 

@@ -32,7 +32,7 @@ class McpServerCard(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "mcp_server"
     transport: str
     state: str
-    """`idle` (not asked yet), `starting`, `ready`, or `failed` (at the last attempt)."""
+    """`idle` (not used yet), `starting`, `ready`, or `failed` (at the last attempt)."""
     error: str | None
     last_words: tuple[str, ...] | None
     """Last lines that a failed program wrote to its standard error, or null for keys without the scope

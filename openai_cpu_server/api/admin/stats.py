@@ -99,7 +99,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """One amount in three units, in whole blocks."""
+    """Amount in three units, in whole blocks."""
 
     blocks: int
     tokens: int

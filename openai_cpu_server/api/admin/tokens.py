@@ -234,7 +234,7 @@ def _tokens(
     ids = tuple(item for item in content if isinstance(item, int))
     check_tokens(ids, vocab_size=model.tokenizer.vocab_size, param="content")
     begins = body.prompt is not None if add_special is None else add_special
-    is_prompt = model.kind is ModelKind.GENERATES  # others embed and rank: their texts are no prompts
+    is_prompt = model.kind is ModelKind.GENERATES  # texts of models that embed or rank are not prompts
     parse_special = is_prompt if body.parse_special is None else body.parse_special
     return whole_prompt(
         content, model.tokenizer, most_tokens=limit, add_special=begins, parse_special=parse_special

@@ -27,7 +27,7 @@ _NAMELESS = "-"
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One sum. `day`, `key` and `model` are null if `group_by` does not contain them."""
+    """Sum of usage. `day`, `key` and `model` are null if `group_by` does not contain them."""
 
     id: str
     object: str = "usage"

@@ -88,7 +88,7 @@ class StepPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step of an engine, or several short ones merged."""
+    """Step of an engine, or several short steps merged."""
 
     model: str
     at: float

@@ -372,7 +372,7 @@ class BatchRoutes:
         name = request.query_params.get("purpose")
         purpose = next((purpose for purpose in FilePurpose if purpose.value == name), None)
         if name is not None and purpose is None:
-            return json_response(_listing([], has_more=False))  # there is no file of another purpose
+            return json_response(_listing([], has_more=False))  # other purposes have no files
         records, has_more = await self._jobs.files.page(context_of(request.scope).owner, page, purpose)
         return json_response(_listing(records, has_more=has_more))
 

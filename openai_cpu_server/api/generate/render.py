@@ -57,7 +57,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchedGeneration(msgspec.Struct, frozen=True, kw_only=True):
-    """One result in a batch: an answer, or an error."""
+    """Result in a batch: an answer, or an error."""
 
     status: int
     error: Union[ErrorBody, None]

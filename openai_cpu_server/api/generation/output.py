@@ -452,7 +452,7 @@ class ThinkingOutputs:
         if stage is ThinkingStage.BEHIND:
             return output
         constraint = output.constraint or Constraint()
-        # The grammars of calls in channels tell of thoughts themselves.
+        # Grammars of calls in channels contain the thoughts.
         has_thoughts = form.has_channels and output.tool_calls is not None
         is_ruled = constraint.grammar is not None and not constraint.triggers
         is_open = stage is ThinkingStage.WITHIN

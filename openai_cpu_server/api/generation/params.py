@@ -297,7 +297,7 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
     tools: ToolsParam | None = None
     thinking: ReasoningParam = ReasoningParam()
     template: str | None = None
-    """One of the model's chat templates, or None to choose by conversation."""
+    """Name of a chat template of the model, or None to choose by conversation."""
     attached: tuple[Attachment, ...] = ()
     recording: RecordingParam | None = None
     media: tuple[TakenMedia, ...] = ()

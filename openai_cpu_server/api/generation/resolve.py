@@ -186,7 +186,7 @@ def _request(
         adapter=context.chosen.adapter,
         constraint=output.constraint,
         marks=output.thinking.marks if output.thinking is not None else None,
-        # What the model writes between thoughts, text and tool calls is for the reader of its output to see.
+        # The reader of tool calls needs the control tokens between thoughts, text and calls.
         show_control_tokens=output.tool_calls is not None or output.shows_marks,
     )
 
@@ -253,7 +253,7 @@ def _of_conversation(
         thinking = ThinkingOutputs(template.thinking.form, model.tokenizer)
         has_stop = bool(params.stop) and output.takes_stop
         output = thinking.plan(output, maker.thinking, prompt, has_stop=has_stop)
-    # What is asked about a picture, or behind tokens, is not alike because the words are.
+    # Equal words about different pictures, or behind different tokens, are different questions.
     is_whole = not (params.media or conversation.before)
     turn = None
     if context.options.compares_turns and params.cache is not False and is_whole:

@@ -400,7 +400,7 @@ class SharedBody(ProgressBody):
     """False neither uses nor stores a cached answer."""
     timeout: Seconds | None = None
 
-    # What the output must look like; at most one of these, and of what else a family has for that.
+    # Formats of the output: at most one of these and of the API's own fields for it.
     grammar: str | None = None
     regex: str | None = None
     choice: Choices | None = None

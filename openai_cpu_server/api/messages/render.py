@@ -264,7 +264,7 @@ class MessageStream(renderer.Renderer):
         return chunks
 
     def end(self, figures: Figures) -> Sequence[renderer.Chunk]:
-        assert self._ending is not None, "the last event has said how it ended"
+        assert self._ending is not None, "the last event contains the end"
         ending, numbers = msgspec.json.encode(self._ending), msgspec.json.encode(MessagesUsage.of(figures))
         delta = _chunk("message_delta", b'"delta":%b,"usage":%b' % (ending, numbers))
         return (delta, renderer.Chunk(b'{"type":"message_stop"}', "message_stop"))

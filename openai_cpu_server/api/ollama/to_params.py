@@ -78,7 +78,7 @@ def ollama_generate_params(body: schema.OllamaGenerateBody) -> params.Generation
     conversation = params.ConversationParam(
         messages, "prompt", before=context, template=template, suffix=suffix
     )
-    # Pictures are no tokens that could be sent again.
+    # Pictures are not tokens, so the client could not send them again.
     return _params(body, conversation, media=media, returns_context=not (media or suffix))
 
 

@@ -246,7 +246,7 @@ _HALF = "\N{REPLACEMENT CHARACTER}"
 
 
 class _Pairs(NamedTuple):
-    """One query with all texts, or pairs of equal index."""
+    """Query for all texts, or queries and texts in pairs of equal index."""
 
     queries: tuple[str, ...]
     texts: tuple[str, ...]

@@ -235,7 +235,7 @@ class ResponseMaker:
         status: ResponseStatus = ResponseStatus.IN_PROGRESS,
         disconnect_guard: DisconnectGuard = lambda calling: calling(),
     ) -> RunningResponse:
-        """Start a response, after a summary if `context_management` asks for one. Raises InvalidRequest."""
+        """Start a response, after a summary if `context_management` requests one. Raises InvalidRequest."""
         tools = await self.open_tools(params.body, context.identity)
         call: OpenCall
         if tools is None:

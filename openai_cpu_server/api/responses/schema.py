@@ -103,7 +103,7 @@ class SentCompaction(SentItem):
 
 
 class CompactionTrigger(EchoedBody):
-    """Last item, which asks for a summary of the others."""
+    """Last item, which requests a summary of the others."""
 
     type: Literal["compaction_trigger"]
 

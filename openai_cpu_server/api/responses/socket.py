@@ -86,7 +86,7 @@ class ResponsesExchange:
         await served.hold(context)
         params = await self._reader.read(body, context.identity, self._recent)
         if params.body.previous_response_id is not None:
-            self._recent = None  # an error in its middle leaves nothing to go on from
+            self._recent = None  # after an error in its middle there is nothing to continue
         params = params if is_to_generate else params.without_output()
         running = await self._maker.begin(params, context)
         del body, params  # frees the body while the response is sent

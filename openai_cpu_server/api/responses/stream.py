@@ -1,4 +1,4 @@
-"""One response as events: parts of the output become events of items, and an object at the end."""
+"""Response as events: parts of the output become events of items, and an object at the end."""
 
 from __future__ import annotations
 
@@ -493,7 +493,7 @@ class ResponseStream(Renderer):
         if self._call.shown_logprobs is not None:
             self._content_scores.add(event)
         if event.finish is not None:
-            finish_reason(event.finish)  # raises for reasons that are no result
+            finish_reason(event.finish)  # raises for reasons that are not a result
             self.is_whole = event.finish.reason is messages.FinishReason.STOP
             self._ended_by = ended_by(event.finish)
         for part in self._reader.read(event):

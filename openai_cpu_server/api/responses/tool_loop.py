@@ -332,7 +332,7 @@ class ToolLoop:
 
 
 class _Round(Renderer):
-    """One of several generations. The stream begins before the first and ends after the last."""
+    """Renderer of one of several generations. The stream begins before the first and ends after the last."""
 
     def __init__(self, stream: ResponseStream) -> None:
         self._stream = stream

@@ -20,7 +20,7 @@ class WorkloadPart(enum.Enum):
     PREFILL = "prefill"
     """A long prompt in chunks of `prefill_tokens`, then a short one beside it."""
     DECODE_ONE = "decode_one"
-    """One sequence after the long prompt, alone in the pool."""
+    """A single sequence after the long prompt, alone in the pool."""
     DECODE_MANY = "decode_many"
     """16 and 32 sequences with separate cells."""
 
@@ -92,7 +92,7 @@ class TuneFactor:
 
 @dataclass(frozen=True)
 class TuneRow:
-    """One measured setting: the best so far with one factor changed."""
+    """Measured setting: the best so far with one factor changed."""
 
     factor: str | None
     """Changed factor, or None for the first setting."""

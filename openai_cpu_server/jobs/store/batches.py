@@ -91,7 +91,7 @@ class BatchStore(db.OwnedRepository[BatchRecord]):
 
     @db.writes
     def cancel(self, connection: Connection, owner: str, batch_id: str) -> BatchRecord:
-        """Ask the runner to cancel. Raises BatchConflict if it is too late."""
+        """Mark the batch for the runner to cancel. Raises BatchConflict if it is too late."""
         batch = self.own(connection, owner, batch_id, lock=True)
         if batch.status is BatchStatus.CANCELLING:
             return batch

@@ -10,7 +10,7 @@ namespace products {
 
 template <class Format>
 struct Activations {
-    // What a block adds beside its dot product: the bias times the sum of its bytes, exact and ready to start the
+    // Addend of a block beside its dot product: the bias times the sum of its bytes, exact and ready to start the
     // dot product with; or, where weights have offsets, the sum that these are multiplied by, of bytes or of numbers.
     using SumForOffset = std::conditional_t<Format::HAS_INTEGER_SCALES, int16_t, float>;
     using Sum = std::conditional_t<Format::HAS_OFFSETS, SumForOffset, int32_t>;
@@ -26,7 +26,7 @@ inline ints bits_of(floats x) {
     return bits;
 }
 
-// The largest magnitude. Compared as integers, for so a NaN is larger than all: a row with one gives nothing but NaN.
+// The largest magnitude. Compared as integers, so that a NaN is the largest: a row with a NaN gives only NaN.
 template <int COUNT>
 float largest_magnitude(const float* numbers) {
     ints magnitudes{};

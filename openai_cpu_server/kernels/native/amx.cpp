@@ -18,7 +18,7 @@ bool has_instructions() {
     return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & BF16) && (edx & TILES) && (edx & BYTES);
 }
 
-// Whether the kernel, or the hypervisor below it, saves the state of tiles at all.
+// Returns true if the kernel, or the hypervisor below it, saves the state of tiles at all.
 bool is_state_enabled() {
     constexpr unsigned OSXSAVE = 1u << 27, TILE_STATES = 3u << 17;
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -68,7 +68,7 @@ inline float from_bf16(uint16_t x) {
     return without_denormals(number);
 }
 
-// even[k], odd[k]: what row k of a second operand has for each column of the result.
+// even[k], odd[k]: numbers of row k of a second operand, for each column of the result.
 struct Columns {
     float even[TILE_ROWS][16], odd[TILE_ROWS][16];
 };

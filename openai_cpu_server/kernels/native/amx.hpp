@@ -24,7 +24,8 @@ constexpr bool IS_EMULATED = false;
 constexpr bool IS_EMULATED = true;
 #endif
 
-// Why this process may not use the CPU's tiles, or null. The first call asks the kernel for permission, for all threads.
+// Returns the reason why this process may not use the CPU's tiles, or null. The first call requests permission from the
+// kernel, for all threads.
 const char* why_no_tiles();
 
 constexpr int TILE_ROWS = 16, TILE_BYTES = 1024;
@@ -52,7 +53,7 @@ inline void store_bf16(uint16_t* to, const float* from, float factor = 1) {
 #endif
 }
 
-// Two rows of numbers as one of pairs of bf16.
+// Converts two rows of numbers to one row of pairs of bf16.
 inline simd::ints bf16_pairs(simd::floats even, simd::floats odd) {
 #if defined(HAS_TILES)
     alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
@@ -75,8 +76,8 @@ struct alignas(64) Configuration {
 };
 inline thread_local Configuration before;
 
-// All tiles with 16 rows of 64 bytes. ggml configures a thread's tiles once and relies on it, so release() restores what was
-// there; without any, that releases them.
+// All tiles with 16 rows of 64 bytes. ggml configures a thread's tiles once and relies on it, so release()
+// restores the earlier configuration, or releases the tiles without one.
 inline void configure() {
     Configuration shape{};
     shape.palette = 1;
@@ -86,7 +87,7 @@ inline void configure() {
 }
 inline void release() { asm volatile("ldtilecfg %0" ::"m"(before) : "memory"); }
 
-// Assembly, because GCC 12's intrinsics do not say that they read or write memory: it would move stores of unpacked
+// Assembly, because GCC 12's intrinsics do not declare that they read or write memory: GCC would move stores of unpacked
 // weights behind the load of their tile, or leave them out.
 template <int TILE>
 inline void zero() {
@@ -96,7 +97,7 @@ template <int TILE>
 inline void load(const void* from, size_t stride = 64) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TILE) : "memory");
 }
-// Loads what is not needed again soon, so that it does not push other data out of the first cache.
+// Loads data that is not needed again soon, so that it does not evict other data from the first cache.
 template <int TILE>
 inline void load_once(const void* from, size_t stride = 64) {
     asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TILE) : "memory");

@@ -15,7 +15,7 @@ namespace attention {
 
 namespace {
 
-// What follows from a node's mask and shape: the same for all layers of a graph that have both alike.
+// Preparation of a node by its mask and shape. Layers of a graph with the same mask and shape share it.
 struct Prepared {
     Sight sight;
     Plan plan;
@@ -24,10 +24,10 @@ struct Prepared {
     const int* rows(const Block& block) const { return &plan.order[block.first]; }
 };
 
-// Many lanes score with 16-bit integers, which is faster; then a row's bits depend on how many lanes there are.
+// Many lanes score with 16-bit integers, which is faster. Then a row's bits depend on the number of lanes.
 std::atomic<bool> rounds{false};
 
-// What a thread needs beside that; kept from node to node.
+// Other memory of a thread, kept from node to node.
 struct Scratch {
     std::vector<ManyLanes> many;  // by the groups of an item
     TileRoom tiles;
@@ -35,7 +35,7 @@ struct Scratch {
     Buffer<> tile, parts;
 };
 
-// Between rows of a tile, for rows that lie a power of 2 apart would share few places of the first cache.
+// Gap between rows of a tile, because rows a power of 2 apart would share few places of the first cache.
 constexpr int TILE_PADDING = 64 / sizeof(float);
 
 // One group of heads of an item: lanes are (row, head), the heads of a row side by side.
@@ -145,7 +145,7 @@ private:
     size_t offsets_[TILE];
 };
 
-// What has been found about a lane. Scores are logarithms of base 2.
+// Results of a lane so far. Scores are logarithms of base 2.
 struct Found {
     float largest = MINUS_INFINITY, sum = 0;
     float* output;
@@ -187,7 +187,7 @@ void finish(const Node& node, const Block& block, const int* rows, int group, in
     }
 }
 
-// What an item reads of these cells.
+// Cells that an item reads.
 CellsAhead cells_ahead(const Node& node, const ggml_tensor& tensor, const Item& item, const int* cells, int count) {
     const int first_head = node.kv_head(item.first_group);
     const int end_head = node.kv_head(item.first_group + item.num_groups - 1) + 1;
@@ -195,7 +195,7 @@ CellsAhead cells_ahead(const Node& node, const ggml_tensor& tensor, const Item& 
     return {first, tensor.nb[1], (end_head - first_head) * tensor.nb[2], cells, count};
 }
 
-// Of the cells that a block has gathered.
+// Range of the cells that a block has gathered.
 struct Range {
     int begin, end;
 };
@@ -274,13 +274,13 @@ void compute_item(const Node& node, const Prepared& prepared, const Item& item, 
     if (!has_many_lanes(node, block.count * node.group))
         return compute_by_lanes(node, prepared, item, partials, scratch, scratch.few);
     if (!node.by_tiles) return compute_by_lanes(node, prepared, item, partials, scratch, scratch.many);
-    std::vector<TileAttention> groups;  // one: an item of many lanes has no more
+    std::vector<TileAttention> groups;  // one, because an item of many lanes has only one
     groups.emplace_back(node, prepared.sight, prepared.rows(block), block.count, item.first_group, prepared.gathered[item.block],
                         scratch.tiles);
     compute_item(node, prepared, item, partials, scratch, groups);
 }
 
-// After all threads have computed their parts.
+// Runs after all threads have computed their parts.
 void merge_parts(const Node& node, const ggml_compute_params& params, const Prepared& prepared,
                  const float* partials) {
     const Plan& plan = prepared.plan;
@@ -296,17 +296,17 @@ void merge_parts(const Node& node, const ggml_compute_params& params, const Prep
     }
 }
 
-// What has been prepared in a graph. Layers have a few kinds of masks, and which of them comes next does not matter.
+// Preparations of a graph. Layers have a few kinds of masks, in any order.
 class Preparations {
 public:
     struct Found {
         Prepared* prepared;
-        bool is_new;  // nobody has looked yet
+        bool is_new;  // not looked up yet
     };
 
     void forget() { num_kept_ = 0; }
 
-    // `room`: floats for the results of parts. What is not to be kept is overwritten by the next.
+    // `room`: floats for the results of parts. A preparation that is not kept is overwritten by the next one.
     Found find(const Node& node, int threads, size_t room, bool is_kept) {
         const Key key{node.mask, node.rows, node.cells, node.heads, node.heads_of_kv, node.key_width,
                       node.value_width, node.lanes_max, threads, room};
@@ -328,9 +328,9 @@ private:
     int num_kept_ = 0;
 };
 
-// Of the thread that computes a graph, which is the first of its threads.
+// Preparations of the thread that computes a graph, which is the first of its threads.
 struct Graph {
-    bool is_computed = false;  // now, through begin_graph()
+    bool is_computed = false;  // set by begin_graph()
     Preparations preparations;
 };
 
@@ -339,10 +339,10 @@ Graph& graph_of_thread() {
     return graph;
 }
 
-// A mask that the graph itself computes may be another one at the next node, in the same place.
+// A mask that the graph computes may be replaced in the same place before the next node.
 bool is_given(const ggml_tensor* mask) { return !mask || (mask->op == 0 && !mask->view_src); }
 
-// All threads together, each some rows, then some blocks.
+// Prepares with all threads: each takes some rows, then some blocks.
 void prepare(const Node& node, const ggml_compute_params& params, size_t room, Prepared& prepared) {
     for (int row = params.ith; row < node.rows; row += params.nth) prepared.sight.look(node, row);
     ggml().barrier(params.threadpool);
@@ -356,7 +356,7 @@ void prepare(const Node& node, const ggml_compute_params& params, size_t room, P
     ggml().barrier(params.threadpool);
 }
 
-// ggml's memory for all threads: where the node's preparation is, then the results of parts.
+// ggml's memory for all threads: the address of the node's preparation, then the results of parts.
 struct Shared {
     Preparations::Found found;
     float* partials() { return reinterpret_cast<float*>(this + 1); }

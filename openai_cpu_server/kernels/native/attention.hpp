@@ -5,10 +5,10 @@
 
 namespace attention {
 
-// Whether this kernel does the node; all threads get the same answer.
+// Returns true if this kernel supports the node. All threads get the same answer.
 bool can_do(const ggml_compute_params& params, const ggml_tensor& node);
 
-// This thread's part of a node that the kernel can do.
+// Computes this thread's part of a supported node.
 void compute(const ggml_compute_params& params, ggml_tensor& node);
 
 // The same by tiles (amx.hpp), where rows and heads are many and cells are not f32: queries, keys, weights and values are
@@ -16,8 +16,8 @@ void compute(const ggml_compute_params& params, ggml_tensor& node);
 bool can_use_tiles(const ggml_compute_params& params, const ggml_tensor& node);
 void compute_by_tiles(const ggml_compute_params& params, ggml_tensor& node);
 
-// Around the graph that this thread computes, with others or alone. What follows from a mask is then found out once for
-// all layers that have it; without these, for each node.
+// Called around the graph that this thread computes, with others or alone. A mask is then prepared once for
+// all layers that have it; without these calls, for each node.
 void begin_graph();
 void end_graph();
 

@@ -1,4 +1,4 @@
-// Which cells a block computes with.
+// Cells that a block computes with.
 #pragma once
 
 #include <numeric>
@@ -9,7 +9,7 @@
 
 namespace attention {
 
-// The cells that somebody in a block sees, and who of the block sees which of them.
+// Cells that any row of a block sees, and the rows that see each of them.
 class Gathered {
 public:
     void gather(const Plan& plan, const Sight& sight, const Block& block) {
@@ -29,7 +29,7 @@ public:
 
     const std::vector<int>& cells() const { return cells_; }
 
-    // Bit i: whether the block's row sees the cell first + i, of `count` cells.
+    // Bit i: 1 if the block's row sees the cell first + i, of `count` cells.
     uint32_t seen(int row, int first, int count) const { return bits(&seen_[row * stride_], first, count); }
     uint32_t seen_by_all(int first, int count) const { return bits(seen_by_all_.data(), first, count); }
 

@@ -55,13 +55,13 @@ inline void multiply(const Number* x, int x_row, int x_step, const Number* y, in
 
 inline floats finite(floats x) { return x > MINUS_INFINITY ? x : floats{}; }
 
-// Rows as whole numbers of 16 bits, two in a word. Their length is LENGTH, so that no sum of products of two of them is too
-// large for 32 bits. A score is then as far off as with queries of half precision (ggml's).
+// Rows as whole numbers of 16 bits, two in a word. Their length is LENGTH, so that every sum of products of two of them fits
+// into 32 bits. A score is then as exact as with queries of half precision (ggml's).
 constexpr float LENGTH = 32767;
 
 inline int num_words(int width) { return (width + 2 * LANES - 1) / (2 * LANES) * LANES; }
 
-// Returns what a number is to be multiplied by to be what it was; NaN if a number of the row is.
+// Returns the factor that restores the numbers, or NaN if a number of the row is NaN.
 inline float round_row(const float* row, int width, int32_t* words) {
     floats squares{};
     for (int d = 0; d < width; d += LANES) squares = simd::multiply_add(simd::load(row + d), simd::load(row + d), squares);
@@ -77,8 +77,8 @@ inline float round_row(const float* row, int width, int32_t* words) {
 
 // Many lanes: they lie side by side in vectors, so that nothing is ever summed across a vector. Queries and outputs of
 // lanes that are computed together lie together: columns whose rows are a power of 2 apart would share few places of
-// the first cache. A lane's result is the same bit for bit whichever lanes are beside it, and whichever cells that it does
-// not see: sums are formed cell by cell, and what they are relative to is a power of 2.
+// the first cache. A lane's result is the same bit for bit whatever lanes are beside it, and whatever cells it does
+// not see: sums are formed cell by cell, relative to a power of 2.
 class ManyLanes {
 public:
     static constexpr bool READS_POOL = false;
@@ -242,7 +242,7 @@ private:
     Buffer<> sum_, factor_, query_scales_;
 };
 
-// Few lanes: vectors go along the width, for half of a vector of lanes would be empty. Scores lie as (cells, lanes), so
+// Few lanes: vectors go along the width, because half of a vector of lanes would be empty. Scores lie as (cells, lanes), so
 // that a vector has those of several cells, and nothing but the products is summed across one.
 class FewLanes {
 public:
@@ -331,7 +331,7 @@ private:
         }
     }
 
-    // The scores of as many cells as a vector then has room for: (cells, lanes).
+    // Scores of as many cells as fit into a vector: (cells, lanes).
     template <int ROWS, class Rows>
     floats score_cells(const Rows& keys, int cell) {
         constexpr int CELLS = LANES / ROWS;
@@ -383,7 +383,7 @@ private:
     Buffer<> queries_;  // (width in vectors, lanes, a vector)
     Buffer<> outputs_;  // (lanes, width)
     Buffer<> scores_;   // (cells of a tile, lanes)
-    floats largest_, sum_;  // of each lane, as often as a vector has room for; sums are yet to be added up
+    floats largest_, sum_;  // of each lane, repeated to fill a vector; partial sums are not yet added
     float factor_[LANES];
 };
 

@@ -9,10 +9,10 @@ namespace attention {
 namespace {
 
 enum Parameter { SCALE, MAX_BIAS, SOFT_CAP };
-constexpr int WIDTH_UNIT = 16;     // so many numbers fill whole vectors
+constexpr int WIDTH_UNIT = 16;     // this many numbers fill whole vectors
 constexpr int LEAST_UNIT = 8;      // widths are multiples of this
-// Lanes that are computed together, by the floats of queries and results that stay in the second cache.
-constexpr int FLOATS_MAX = 65536, LANES_MAX = 128;  // more would share unpacking with no gain
+// Lanes to compute together, by the floats of queries and results that stay in the second cache.
+constexpr int FLOATS_MAX = 65536, LANES_MAX = 128;  // more lanes would share unpacking without a gain
 // Tiles compute a cell so fast that unpacking it takes as long as 70 lanes.
 constexpr int FLOATS_MAX_BY_TILES = 262144, LANES_MAX_BY_TILES = 1024;
 
@@ -40,7 +40,7 @@ bool lies_in(const ggml_tensor& k, const ggml_tensor& v) {
     return v.data == k.data && v.type == k.type && v.ne[0] <= k.ne[0] && v.nb[1] == k.nb[1] && v.nb[2] == k.nb[2];
 }
 
-// The largest part of `heads` of which there is a whole number, up to `most`.
+// Returns the largest divisor of `heads` up to `most`.
 int largest_part(int heads, int most) {
     int parts = 1;
     while (heads % parts != 0 || heads / parts > most) ++parts;

@@ -12,8 +12,8 @@ struct Node {
     const float* sinks;       // a score for each head that belongs to no cell; null: none
     ggml_tensor& result;
     int rows, cells, heads;
-    int key_width, value_width;  // of values: rounded up to whole vectors
-    bool fills_vectors;          // whether both widths do so as they are
+    int key_width, value_width;  // width of values, rounded up to whole vectors
+    bool fills_vectors;          // true if both widths fill whole vectors
     int heads_of_kv;  // that share keys and values
     bool by_tiles;    // of AMX, where there are many lanes
     int lanes_max;    // rows times heads that are computed together
@@ -25,7 +25,7 @@ struct Node {
     Node(const ggml_tensor& node, bool by_tiles);
 
     int num_groups() const { return heads / group; }
-    // The head of keys and values that a group has.
+    // Head of keys and values of a group.
     int kv_head(int group_number) const { return group_number * group / heads_of_kv; }
     const float* query(int row, int head) const {
         return reinterpret_cast<const float*>(at(q, row * q.nb[1] + head * q.nb[2]));
@@ -37,7 +37,7 @@ struct Node {
         const size_t offset = row * result.nb[2] + head * result.nb[1];
         return reinterpret_cast<float*>(static_cast<char*>(result.data) + offset);
     }
-    // ALiBi's factor of what the mask adds.
+    // ALiBi's factor of the mask.
     float slope(int head) const;
 
 private:
@@ -46,7 +46,7 @@ private:
     }
 };
 
-// Whether the node is of a kind that this kernel computes.
+// Returns true if this kernel computes nodes of this kind.
 bool is_known(const ggml_tensor& node, bool by_tiles);
 
 }  // namespace attention

@@ -10,7 +10,7 @@ namespace attention {
 namespace {
 
 constexpr uint16_t HIDDEN = 0xfc00;  // -infinity as f16
-constexpr int UNPACKING = 6;         // unpacking a cell costs as much as computing with it for so many lanes
+constexpr int UNPACKING = 6;         // unpacking a cell costs as much as computing with it for this many lanes
 constexpr int UNPACKING_FOR_TILES = 70, SPEED_OF_TILES = 5;
 constexpr int ITEMS_A_THREAD = 4;    // so that threads end at the same time
 constexpr int PART_CELLS_MIN = 8 * TILE;
@@ -43,7 +43,7 @@ struct Cells {
     bool has_weights = false;
 };
 
-// The 64 cells from `first` on, or what there is of them.
+// The 64 cells from `first` on, or fewer at the end.
 Cells look_at(const uint16_t* mask, int first, int cells) {
     Cells found;
     uint64_t not_zero = 0;
@@ -130,7 +130,7 @@ bool Plan::join_last_block(const Node& node, const uint64_t* row, int words) {
     return true;
 }
 
-// So many items of equal cost let threads end at the same time.
+// This many items of equal cost let threads end at the same time.
 long Plan::items_wanted(const Node& node, const Block& block, int threads) const {
     if (threads == 1) return 1;
     long total = 0;
@@ -139,8 +139,8 @@ long Plan::items_wanted(const Node& node, const Block& block, int threads) const
     return std::max(1L, (cost(node, block.cells, block.count * node.group) + fair - 1) / fair);
 }
 
-// A block of few lanes is held by memory: all heads of a cell, which lie side by side, are read together where
-// there are cells enough to cut. One of many lanes is held by arithmetic, and its items have a group each.
+// A block of few lanes is limited by memory: all heads of a cell, which lie side by side, are read together where
+// there are cells enough to cut. A block of many lanes is limited by arithmetic, and its items have a group each.
 Cut Plan::cut(const Node& node, const Block& block, int threads) const {
     const long wanted = items_wanted(node, block, threads);
     const long most = std::max(1, block.cells / PART_CELLS_MIN);

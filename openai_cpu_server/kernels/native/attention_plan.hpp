@@ -1,4 +1,4 @@
-// Which rows are computed together, and with which cells.
+// Rows that are computed together, and their cells.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace attention {
 
 constexpr int TILE = 32;  // cells that are computed together
 
-// Whether so many lanes fill vectors; else vectors go along the width, and have to fill it.
+// Returns true if this many lanes fill vectors; else vectors go along the width, and must fill it.
 inline bool has_many_lanes(const Node& node, int lanes) { return lanes > simd::LANES / 2 || !node.fills_vectors; }
 
-// Who sees which cells: a bit for each row and cell, and for each row whether all that it sees has weight 0.
+// Visible cells: a bit for each row and cell, and for each row one that is set if all its visible cells have weight 0.
 class Sight {
 public:
     void begin(const Node& node) {
@@ -32,11 +32,11 @@ private:
     std::vector<uint64_t> bits_;
 };
 
-// Cells of the pool whose results are summed apart where there are many lanes, whether or not several threads share
-// them: what is added to what does not depend on the number of threads or rows.
+// Cells of the pool whose results are summed apart where there are many lanes, even in one thread: the order of
+// additions does not depend on the number of threads or rows.
 constexpr int PART_CELLS = 1024;
 
-// Rows that see much the same.
+// Rows that see mostly the same cells.
 struct Block {
     int first, count;             // in the plan's order
     int cells;                    // that any of them sees
@@ -46,13 +46,13 @@ struct Block {
     int num_pool_parts() const { return (cell_behind + PART_CELLS - 1) / PART_CELLS - first_pool_part(); }
 };
 
-// Parts of a block's cells, for some groups of heads: what one thread computes at a time.
+// Unit of work of a thread: parts of a block's cells, for some groups of heads.
 struct Item {
     int block;
     int first_group, num_groups;
     int first_part, part_behind;
     int num_parts;  // of the block
-    int partials;   // where the results of the block's parts go, counted in floats; WHOLE: the item has all parts
+    int partials;   // place of the results of the block's parts, in floats; WHOLE: the item has all parts
 };
 
 constexpr int WHOLE = -1;
@@ -63,7 +63,7 @@ inline size_t part_floats(const Node& node, const Block& block) {
     return size_t(block.count) * node.group * (node.value_width + 2);
 }
 
-// How a block is cut into items.
+// Division of a block into items.
 struct Cut {
     int num_parts;  // of its cells
     int items;      // to which parts go

@@ -1,4 +1,4 @@
-// Where numbers of a tile's cells are read.
+// Source of the numbers of a tile's cells.
 #pragma once
 
 #include "cells.hpp"
@@ -24,7 +24,7 @@ struct HalfRows {
     simd::floats load(int cell, int d) const {
         return simd::load_f16(reinterpret_cast<const uint16_t*>(first + offsets[cell]) + d);
     }
-    // So many vectors have been read.
+    // Reports that this many vectors have been read.
     void step(int vectors) const { ahead.step(vectors * simd::LANES * sizeof(uint16_t)); }
 };
 

@@ -31,8 +31,8 @@ struct TileRoom {
 
 // One group of heads of an item: lanes are (row, head), the heads of a row side by side.
 //
-// Cells lie in a tile where they lie in their 32 cells of the pool, for a tile sums pairs of them. What scores are relative
-// to is a power of 2. So a lane's result is the same bit for bit whichever lanes and cells are computed with it.
+// Cells lie in a tile where they lie in their 32 cells of the pool, because a tile sums pairs of them. Scores are relative
+// to a power of 2. So a lane's result is the same bit for bit whatever lanes and cells are computed with it.
 class TileAttention {
 public:
     TileAttention(const Node& node, const Sight& sight, const int* rows, int num_rows, int group, const Gathered& gathered,
@@ -214,7 +214,7 @@ private:
     }
 
     // The next tiles behind a step of which the unit sees something, as far as they lie in one place of the pool: where
-    // scores may become relative to another number must not depend on other lanes. None: there are no more.
+    // scores may become relative to another number must not depend on other lanes. Empty at the end.
     Step step_behind(int unit, const Step& step) const {
         int first = step.first_tile + step.num_tiles;
         while (first < num_tiles_ && !sees(unit, first)) ++first;
@@ -293,8 +293,8 @@ private:
         }
     }
 
-    // Makes weights relative to the largest scores so far. Where these grow, which is seldom, the step before is added
-    // first; returns whether it was.
+    // Makes weights relative to the largest scores so far. Where these grow, which is rare, the step before is added
+    // first. Returns true in that case.
     bool raise_largest(int unit, const Step& step, const Step& before) {
         bool has_added = false;
         for (int half = 0; half < 2; ++half)

@@ -1,6 +1,6 @@
 // The instruction set that this library is compiled for. The compiler chooses: a machine compiles for its own CPU
 // (-march=native), as it does with llama.cpp, so there is one code path in a library, and nothing to dispatch. A
-// portable build is several libraries, one for each name below; whoever loads them chooses by suits_this_cpu().
+// portable build is several libraries, one for each name below. Their loader chooses by suits_this_cpu().
 #pragma once
 
 #if defined(__x86_64__)
@@ -49,8 +49,8 @@ inline bool has_avx512fp16() {
 }
 #endif
 
-// Whether this CPU has what the library was compiled for: the files of one machine may be read by another. AMX may be
-// missing: only kernels that have asked amx::why_no_tiles() execute it.
+// Returns true if this CPU has the library's instruction set, because files of one machine may be read by another. AMX
+// may be missing: only kernels that have called amx::why_no_tiles() execute it.
 inline bool suits_this_cpu() {
 #if defined(__x86_64__)
     __builtin_cpu_init();

@@ -1,6 +1,6 @@
 // The gated delta rule, token by token: a state S (keys x values) decays, gives what it has stored under a key, and
-// stores the difference to the value there; the query reads it. Columns of S are rows of ggml's state and do not
-// know of each other, so they are computed in any order and by any thread. Prompts are computed in chunks where there
+// stores the difference to the value there; the query reads it. Columns of S are rows of ggml's state and
+// independent, so they are computed in any order and by any thread. Prompts are computed in chunks where there
 // are tiles; a chunked form by vectors has no fewer multiplications for keys of 128.
 #include <algorithm>
 #include <cmath>
@@ -17,8 +17,8 @@ using namespace simd;
 
 enum Source { QUERIES, KEYS, VALUES, GATES, BETAS, STATE };
 constexpr int BLOCK = 32;             // rows of a state that are computed at a time: they stay in the nearest cache
-constexpr int TILE = 16;              // tokens that are looked at once for all rows
-constexpr int PIECES = 4;             // for each thread, if heads are many enough
+constexpr int TILE = 16;              // tokens that are prepared once for all rows
+constexpr int PIECES = 4;             // for each thread, if there are enough heads
 constexpr int GROUP = 4;              // chunks that are prepared at a time
 constexpr int PASS = REGISTERS / 8;   // rows that registers hold the sums of
 constexpr int WIDTH_MAX = 256;
@@ -28,13 +28,13 @@ const float* at(const ggml_tensor& tensor, int64_t i1, int64_t i2, int64_t i3) {
     return reinterpret_cast<const float*>(static_cast<const char*>(tensor.data) + offset);
 }
 
-// The token behind the last chunk. A chunk of few tokens is not faster, and states between tokens of a chunk are not known.
+// Returns the token behind the last chunk. Short chunks are not faster, and states within a chunk are not computed.
 int64_t chunks_end(int64_t num_tokens, int64_t num_kept) {
     const int64_t most = num_tokens - (num_kept > 1 ? num_kept : 0), rest = most % CHUNK;
     return most < amx::TILE_ROWS ? 0 : rest < amx::TILE_ROWS ? most - rest : most;
 }
 
-// What all rows of a state need of a token.
+// Inputs of a token that all rows of a state need.
 struct Token {
     alignas(64) float key[WIDTH_MAX];
     float read_key[WIDTH_MAX];    // with which the state before decay is read,
@@ -44,16 +44,16 @@ struct Token {
     float* result;
     float decay;
     float beta;
-    float stored;  // key times scaled query: how much of what is stored now the query reads
+    float stored;  // key times scaled query: share of the stored value that the query reads
 };
 
-// Of each row of a block: what is stored under the key beside what should be; what the query reads.
+// For each row of a block: the difference to the value stored under the key, and the result of the query.
 struct Sums {
     floats by_key[BLOCK / LANES][LANES], by_query[BLOCK / LANES][LANES];
     alignas(64) float differences[BLOCK];
 };
 
-// Adds what a token stores, then reads with the next one's key and query, as is asked for, for all rows of a block.
+// Adds the value of a token, then reads with the next token's key and query, as requested, for all rows of a block.
 template <bool STORES, bool READS, bool HAS_DECAYS>
 void pass(const float* from, float* to, int width, const Token& stored, const Token& read, Sums& sums) {
     const floats decay = splat(stored.decay);
@@ -118,7 +118,7 @@ private:
         int64_t sequence, head, first_block, end_block;
     };
 
-    // Returns the token behind them: the last ones whose states are kept, or that are few, are left.
+    // Returns the token behind the chunks. Tokens whose states are kept, or too few for a chunk, remain.
     int64_t compute_chunks(const Piece& piece) const {
         static thread_local std::vector<Chunk> chunks(GROUP);
         const int64_t last = chunks_end(num_tokens_, states_.num_kept);
@@ -170,8 +170,8 @@ private:
         Preparation{to, inputs, width_};
     }
 
-    // Some tokens, of `left` that are left. What a token stores is added when the next one reads, so that the state is
-    // gone through once for each.
+    // Computes some of the `left` remaining tokens. A token's value is added when the next one reads, so that the state is
+    // read once for each token.
     template <bool HAS_DECAYS>
     void compute_block(const Token* tokens, int count, int64_t left, int64_t row, const float* from, float* to) const {
         Sums sums;

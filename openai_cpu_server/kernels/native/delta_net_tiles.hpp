@@ -27,7 +27,7 @@ struct alignas(64) Square {
     float values[CHUNK][CHUNK];
 };
 
-// What all rows of a state need of a chunk. Matrices are second operands of products, turned as a tile wants them.
+// Inputs of a chunk that all rows of a state need. Matrices are second operands of products, in the order of a tile.
 struct Chunk {
     int count;  // tokens; behind them are zeros, which store nothing
     const float* values[CHUNK];
@@ -69,7 +69,7 @@ inline uint16_t* row_of(uint8_t* tiles, int steps, int row, int step) {
     return reinterpret_cast<uint16_t*>(tiles + tile * amx::TILE_BYTES + row % SIDE * 64);
 }
 
-// From first operands to second ones.
+// Converts first operands to second operands.
 inline void turn(const uint8_t* from, int num_tiles, uint8_t* to) {
     for (int i = 0; i < num_tiles; ++i, from += amx::TILE_BYTES, to += amx::TILE_BYTES)
         tiles::transpose_16(reinterpret_cast<const uint32_t*>(from), SIDE, reinterpret_cast<uint32_t*>(to));
@@ -127,7 +127,7 @@ private:
     static constexpr int LANES = simd::LANES;
 
     void sum_gates() {
-        constexpr float NOTHING = -128;  // of which the exponential is zero, so that differences of sums are numbers
+        constexpr float NOTHING = -128;  // its exponential is zero, so that differences of sums are numbers
         float sum = 0;
         for (int i = 0; i < CHUNK; ++i) {
             if (i < chunk_.count) sum += inputs_[i].gate < NOTHING ? NOTHING : inputs_[i].gate;
@@ -162,7 +162,7 @@ private:
             }
     }
 
-    // Products of tokens become those with earlier ones: with which each stores less, and reads.
+    // Products of tokens become those with earlier tokens, by which a token stores less, and reads.
     void decay(Square& by_key, Square& by_query) const {
         for (int i = 0; i < CHUNK; ++i)
             for (int j = 0; j < CHUNK; j += LANES) {
@@ -175,7 +175,7 @@ private:
             }
     }
 
-    // From a matrix whose diagonal of ones is left out.
+    // Inverts a matrix whose diagonal of ones is left out.
     static void invert(Square& matrix) {
         Square inverse;
         for (int i = 0; i < CHUNK; ++i) {
@@ -199,7 +199,7 @@ private:
     alignas(64) float sums_[CHUNK], left_[CHUNK];
 };
 
-// Adds a chunk to 32 rows of a state, from `row` on, and stores what it reads.
+// Adds a chunk to 32 rows of a state, from `row` on, and stores the results of its queries.
 inline void add(const Chunk& chunk, int64_t row, int width, const float* from, float* to) {
     using simd::floats, simd::LANES;
     const int steps = width / CHUNK;

@@ -17,7 +17,7 @@ float* row_of(const ggml_tensor& tensor, int64_t row, const ggml_tensor& result)
                                     i2 % tensor.ne[2] * tensor.nb[2] + i3 % tensor.ne[3] * tensor.nb[3]);
 }
 
-// A row times one number, as the weight that a token's router gives to an expert. ggml goes number by number there.
+// Multiplies a row by one number, such as a router's weight of an expert. ggml does so number by number.
 struct Scaled {
     explicit Scaled(const ggml_tensor&) {}
 
@@ -26,7 +26,7 @@ struct Scaled {
     }
 };
 
-// gate * sigmoid(alpha * gate) * (up + 1), both within a limit. Comparisons are such that a NaN stays one.
+// gate * sigmoid(alpha * gate) * (up + 1), both within a limit. Comparisons keep a NaN.
 struct Gated {
     explicit Gated(const ggml_tensor& node) {
         std::memcpy(&alpha, node.op_params + 2, sizeof alpha);
@@ -54,7 +54,7 @@ struct GeluGated {
     void compute(const float* gates, const float* ups, int64_t width, float* result) const {
         for (int64_t i = 0; i < width; i += LANES) {
             const floats gate = simd::load(gates + i), up = simd::load(ups + i);
-            const floats x = gate <= -10.0F ? floats{} : gate;  // what is left there is nothing, as ggml has it
+            const floats x = gate <= -10.0F ? floats{} : gate;  // the result there is zero, as in ggml
             const floats exponent = x * (-1.59576912F - 0.07135481F * (x * x));  // (1 + tanh(y)) / 2 = 1 / (1 + e^-2y)
             simd::store(result + i, x / (1.0F + simd::exp(exponent)) * up);
         }
@@ -62,7 +62,7 @@ struct GeluGated {
 };
 
 float sum_of_squares(const float* x, int64_t width) {
-    floats sums[4]{};  // one alone would wait for itself
+    floats sums[4]{};  // a single one would wait for its own result
     int64_t i = 0;
     for (; i + 4 * LANES <= width; i += 4 * LANES)
         for (int chain = 0; chain < 4; chain++) {
@@ -73,7 +73,7 @@ float sum_of_squares(const float* x, int64_t width) {
     return simd::total((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// The rows of this thread, of all that the result has: ggml shares out those of one head only.
+// Rows of the result that this thread computes. ggml divides only the rows of one head.
 template <class Row>
 void each_row(const ggml_compute_params& params, const ggml_tensor& result, Row compute) {
     const int64_t count = result.ne[1] * result.ne[2] * result.ne[3];

@@ -1,14 +1,14 @@
-// What is computed number by number between products of weights.
+// Operations on single numbers between products of weights.
 #pragma once
 
 #include "ggml_api.hpp"
 
 namespace elementwise {
 
-// Whether this kernel does the node; all threads get the same answer.
+// Returns true if this kernel supports the node. All threads get the same answer.
 bool can_do(const ggml_compute_params& params, const ggml_tensor& node);
 
-// This thread's part of a node that the kernel can do.
+// Computes this thread's part of a supported node.
 void compute(const ggml_compute_params& params, ggml_tensor& node);
 
 // The same for rows over the root of their mean square, and for those times weights: `norm` and the product that ggml

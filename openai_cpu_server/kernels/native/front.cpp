@@ -1,5 +1,5 @@
 // Functions that ggml exports and calls by name. This library is loaded before ggml's, so its functions are the
-// ones that get called; what no kernel of ours does, or what is switched off, goes on to ggml's own.
+// ones that get called. Nodes without a kernel here, or with a kernel that is off, go to ggml's own functions.
 #include <atomic>
 #include <optional>
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-// Everything is off until its owner has proved it. Owners switch only while no graph is computed.
+// Kernels are off until their owner has proved them. Owners switch only while no graph is computed.
 struct Switch {
     std::atomic<bool> is_on{false};
     std::atomic<long> num_done{0};  // nodes that the kernel has computed
@@ -21,7 +21,7 @@ struct Switch {
 enum { ATTENTION, PRODUCTS, RECURRENT, ELEMENTWISE, TILES, ATTENTION_TILES, RECURRENT_TILES, NUM_KERNELS };  // their order is that of `kernels/library.py`
 Switch switches[NUM_KERNELS];
 
-// By type of weights, a bit for each: products with few rows that ggml has been measured to compute faster here.
+// Bits by type of weights: products with few rows that ggml computes faster here, by measurement.
 std::atomic<uint64_t> left_to_ggml{0};
 
 bool is_on(int kernel) { return switches[kernel].is_on.load(std::memory_order_relaxed); }
@@ -33,7 +33,7 @@ void count(int kernel, const ggml_compute_params& params) {
 using CanDo = bool (*)(const ggml_compute_params&, const ggml_tensor&);
 using Compute = void (*)(const ggml_compute_params&, ggml_tensor&);
 
-// Computes this thread's part of a node if the kernel is on and can do it; whether it did.
+// Computes this thread's part of a node if the kernel is on and supports it. Returns whether it did.
 bool computed_by(int kernel, CanDo can_do, Compute compute, const ggml_compute_params& params, ggml_tensor& node) {
     if (!is_on(kernel) || !can_do(params, node)) return false;
     compute(params, node);
@@ -83,9 +83,8 @@ int ggml_graph_compute(ggml_cgraph* graph, ggml_cplan* how) {
     return status;
 }
 
-// ggml asks for each node, before it looks for a function of its own, whether an accelerator does it. What a plan has
-// a task for is computed here, and products of mixtures, whose function is not exported, unless their weights are an
-// accelerator's.
+// ggml offers each node to accelerators before it calls a function of its own. Nodes with a task in a plan are computed
+// here, and products of mixtures, whose function is not exported, unless an accelerator has their weights.
 bool ggml_cpu_extra_compute_forward(ggml_compute_params* params, ggml_tensor* node) {
     const bool is_planned = is_on(RECURRENT) || is_on(RECURRENT_TILES);
     if (const auto* task = is_planned ? GraphPlan::task_of(*node) : nullptr) {

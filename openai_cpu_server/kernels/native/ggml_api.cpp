@@ -15,7 +15,7 @@ void* loaded_ggml() {
     std::abort();
 }
 
-// Looked for in ggml's library and those it needs: among all libraries it is ours that has the name.
+// Searches ggml's library and its dependencies, because among all libraries ours comes first with this name.
 template <class Function>
 void find(void* library, const char* name, Function*& function) {
     function = reinterpret_cast<Function*>(dlsym(library, name));

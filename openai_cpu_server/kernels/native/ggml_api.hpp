@@ -1,4 +1,4 @@
-// All that we use of ggml's inside, declared once: the layouts are those of llama-cpp-python 0.3.36
+// Every part of ggml's internals that this library uses, declared once: the layouts are those of llama-cpp-python 0.3.36
 // (`kernels/library.py` pins it). ggml's headers are not installed with it. The self-test proves these at start.
 #pragma once
 
@@ -30,7 +30,7 @@ enum ggml_type : int32_t {
     GGML_TYPE_MXFP4 = 39,
 };
 
-// The operations that we look for in graphs.
+// Operations that this library looks for in graphs.
 enum ggml_op : int32_t {
     GGML_OP_NONE = 0,
     GGML_OP_ADD = 2,
@@ -53,8 +53,8 @@ enum ggml_op : int32_t {
     GGML_OP_GLU = 100,
 };
 
-constexpr int32_t GGML_UNARY_OP_SILU = 10;        // its first parameter says which of the unary operations it is
-constexpr int32_t GGML_TENSOR_FLAG_COMPUTE = 16;  // threads pass over nodes that do not have it
+constexpr int32_t GGML_UNARY_OP_SILU = 10;        // its first parameter selects the unary operation
+constexpr int32_t GGML_TENSOR_FLAG_COMPUTE = 16;  // threads skip nodes without it
 
 struct ggml_tensor {
     ggml_type type;
@@ -77,7 +77,7 @@ struct ggml_cgraph;
 struct ggml_cplan;
 struct ggml_threadpool;
 
-// What each thread that computes a node is given.
+// Arguments of each thread that computes a node.
 struct ggml_compute_params {
     int ith, nth;  // this thread's number, and how many there are
     size_t wsize;
@@ -86,7 +86,7 @@ struct ggml_compute_params {
     bool use_ref;  // only ggml's reference implementation is wanted
 };
 
-// The beginning of what ggml knows of a type.
+// Beginning of ggml's facts about a type.
 struct ggml_type_traits {
     const char* type_name;
     int64_t blck_size;
@@ -101,20 +101,20 @@ static_assert(offsetof(ggml_tensor, op_params) == 84 && offsetof(ggml_tensor, sr
 static_assert(offsetof(ggml_tensor, data) == 248 && sizeof(ggml_tensor) == 336);
 static_assert(offsetof(ggml_compute_params, wdata) == 16 && offsetof(ggml_compute_params, use_ref) == 32);
 
-// ggml's own functions, those that ours stand in front of included.
+// ggml's own functions, also those that functions of this library replace.
 struct Ggml {
     void (*barrier)(ggml_threadpool*);
     void (*chunk_set)(ggml_threadpool*, int);
-    int (*chunk_add)(ggml_threadpool*, int);  // returns what was there before
+    int (*chunk_add)(ggml_threadpool*, int);  // returns the previous one
     int (*graph_n_nodes)(ggml_cgraph*);
     ggml_tensor** (*graph_nodes)(ggml_cgraph*);
     int (*graph_compute)(ggml_cgraph*, ggml_cplan*);
     void (*flash_attn_ext)(const ggml_compute_params*, ggml_tensor*);
     void (*mul_mat)(const ggml_compute_params*, ggml_tensor*);
     void (*rms_norm_mul_fused)(const ggml_compute_params*, ggml_tensor*, ggml_tensor*);
-    bool (*extra_compute_forward)(ggml_compute_params*, ggml_tensor*);  // whether an accelerator did the node
+    bool (*extra_compute_forward)(ggml_compute_params*, ggml_tensor*);  // true if an accelerator computed the node
     const ggml_type_traits* (*type_traits)(ggml_type);
 };
 
-// Finds them at the first call, when ggml has been loaded behind this library; ends the process if it was not.
+// Finds them at the first call, when ggml has been loaded behind this library. Ends the process if ggml is missing.
 const Ggml& ggml();

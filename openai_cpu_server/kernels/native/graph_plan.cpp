@@ -22,7 +22,7 @@ bool is_view(const ggml_tensor& node) {
     }
 }
 
-// Whether threads do anything at the node.
+// Returns true if threads do any work at the node.
 bool is_computed(const ggml_tensor& node) {
     const bool is_empty = std::any_of(node.ne, node.ne + 4, [](int64_t size) { return size == 0; });
     return !is_view(node) && (node.flags & GGML_TENSOR_FLAG_COMPUTE) && !is_empty;
@@ -37,7 +37,7 @@ struct Range {
     bool meets(const Range& other) const { return first < other.last && other.first < last; }
 };
 
-// What a tensor of floats may touch.
+// Memory that a tensor of floats may touch.
 Range range_of(const ggml_tensor& tensor) {
     const auto* first = static_cast<const char*>(tensor.data);
     size_t size = sizeof(float);
@@ -55,12 +55,11 @@ bool has_dense_floats(const ggml_tensor& tensor) {
 // A tensor of interest, and the computed nodes that read or write its memory, in order.
 struct Tracked {
     ggml_tensor* tensor;
-    int index;  // of the node; -1: memory that was there before the graph
+    int index;  // of the node, or -1 for memory from before the graph
     std::vector<int> touched_by;
 };
 
-// Reads of whole rows of states: (row width, sequences) of a memory by numbers of rows that are known before the graph
-// is computed.
+// Reads of whole rows of states: (row width, sequences) of a memory, by numbers of rows from before the graph.
 struct Gather {
     ggml_tensor* memory;
     const char* first;
@@ -83,16 +82,16 @@ std::optional<Gather> gather_of(ggml_tensor& node) {
     return gather_of(*node.src[0], 1, *node.src[1], node.ne[1]);
 }
 
-// Where the new states of a step's sequences go.
+// Destinations of the new states of a step's sequences.
 struct Written {
-    std::vector<Rows> rows;  // one for each state that is kept of a sequence: the last, the one before it and so on
+    std::vector<Rows> rows;  // one for each kept state of a sequence: the last, the one before it and so on
     std::vector<Range> ranges;
 
     void add(const ggml_tensor& node, Rows to) {
         rows.push_back(to);
         ranges.push_back(range_of(node));
     }
-    // Whether the old state of a sequence is lost when all sequences get their new ones.
+    // True if the old state of a sequence is lost when all sequences get their new ones.
     bool replaces(const char* row, size_t bytes, int64_t sequence) const {
         const auto is_own = [&](const Rows& to) { return row == reinterpret_cast<const char*>(to.row(sequence)); };
         const auto meets = [&](const Range& range) { return range.meets({row, row + bytes}); };
@@ -100,15 +99,15 @@ struct Written {
     }
 };
 
-// What else happens to the memory of states in which a layer's are.
+// Other uses of the memory that holds a layer's states.
 struct Surroundings {
     ggml_tensor* zeroed = nullptr;    // the node that clears a state for sequences that begin
-    ggml_tensor* moved = nullptr;     // the one that reads states of sequences that are not in the step,
-    ggml_tensor* moved_to = nullptr;  // and the one that writes them
-    std::vector<int> written_by;      // those that write the layer's new states
+    ggml_tensor* moved = nullptr;     // the node that reads states of sequences outside the step,
+    ggml_tensor* moved_to = nullptr;  // and the node that writes them
+    std::vector<int> written_by;      // nodes that write the layer's new states
 };
 
-// Where a copy writes a row of so many bytes for each of `count` sequences; none if it has another order.
+// Destinations of a copy that writes a row of this many bytes for each of `count` sequences; empty for other orders.
 std::optional<Rows> written_rows(const ggml_tensor& copy, int64_t count, size_t bytes) {
     auto* data = static_cast<char*>(copy.data);
     const size_t width = sizeof(float) * copy.ne[0];
@@ -131,14 +130,14 @@ public:
         for (Tracked& each : tracked_)
             if (each.tensor->op == GGML_OP_GATED_DELTA_NET) plan_delta_net(each);
             else if (each.tensor->op == GGML_OP_SSM_SCAN) plan_scan(each);
-        for (Tracked& each : tracked_)  // last, for results may go where gathered states would have been
+        for (Tracked& each : tracked_)  // last, because results may go where gathered states would have been
             if (each.tensor->op == GGML_OP_CONCAT) plan_convolution(each);
         for (Tracked& each : tracked_) each.tensor->extra = nullptr;
         for (auto& [node, task] : plan_.tasks_) node->extra = task.get();
     }
 
 private:
-    // Notes who touches what. False: there is no recurrent layer.
+    // Notes which nodes touch which memory. Returns false without a recurrent layer.
     bool track() {
         const auto num_layers = std::count_if(nodes_, nodes_ + count_, [](const ggml_tensor* node) {
             return node->op == GGML_OP_SSM_CONV || node->op == GGML_OP_SSM_SCAN || node->op == GGML_OP_GATED_DELTA_NET;
@@ -179,7 +178,7 @@ private:
         tensor->extra = &tracked_.back();
     }
 
-    // Null if it is not of interest. Others have something of their own in `extra`, as of repacked weights.
+    // Returns null for tensors without interest. Others use `extra` themselves, such as repacked weights.
     Tracked* tracked(const ggml_tensor* tensor) const {
         auto* const extra = static_cast<Tracked*>(tensor->extra);
         const std::less<const Tracked*> before;
@@ -193,7 +192,7 @@ private:
         if (found->touched_by.empty() || found->touched_by.back() != index) found->touched_by.push_back(index);
     }
 
-    // The one node that touches what a node computes; null: several do, or none.
+    // Returns the only node that touches a node's result, or null if several do or none.
     ggml_tensor* only_reader(const ggml_tensor* node) const {
         const Tracked* found = tracked(node);
         return found && found->touched_by.size() == 1 ? nodes_[found->touched_by[0]] : nullptr;
@@ -291,7 +290,7 @@ private:
         put_convolution(matrix, *convolved, std::move(layer));
     }
 
-    // Notes what a copy of some of the matrix's columns keeps; false: it is none.
+    // Notes the columns of the matrix that a copy keeps. Returns false if the node is not such a copy.
     static bool keeps(const ggml_tensor& copy, const ggml_tensor& matrix, Convolution& layer, Written& written) {
         const ggml_tensor& ends = *copy.src[0];
         const int64_t column = (static_cast<char*>(ends.data) - static_cast<char*>(matrix.data)) / int64_t{sizeof(float)};
@@ -306,8 +305,8 @@ private:
         return true;
     }
 
-    // It is computed where the matrix would be made, for later its inputs may be overwritten; into where the result
-    // belongs, unless somebody else is there until then.
+    // The convolution is computed at the matrix's node, because later its inputs may be overwritten. The result goes to its
+    // place, unless another tensor uses that until then.
     void put_convolution(const Tracked& matrix, ggml_tensor& convolved, Convolution layer) {
         ggml_tensor* result = &convolved;
         if (ggml_tensor* next = next_in_chain(result); next && next->op == GGML_OP_ADD && has_bias(*next, layer)) {
@@ -328,7 +327,7 @@ private:
         put(*matrix.tensor, recurrent::convolution(std::move(layer)));
     }
 
-    // The node that alone reads another's result, right behind it.
+    // Returns the node that alone reads another's result, right behind it.
     ggml_tensor* next_in_chain(const ggml_tensor* node) const {
         ggml_tensor* reader = only_reader(node);
         if (!reader || reader->src[0] != node || !has_dense_floats(*reader)) return nullptr;
@@ -362,7 +361,7 @@ private:
         return true;
     }
 
-    // The one node that reads the new states in what a layer computes, if it copies all of them, row by row.
+    // Returns the only node that reads the new states in a layer's result, if it copies all of them row by row.
     ggml_tensor* copy_of_states(const Tracked& layer, const States& states) const {
         ggml_tensor* found = nullptr;
         for (int index : layer.touched_by)
@@ -385,7 +384,7 @@ private:
         return gather.count == static_cast<int64_t>(states.from.size());
     }
 
-    // None unless all that touches the memory is known. `read_at`: the node that reads the layer's states.
+    // Empty unless every node that touches the memory is recognised. `read_at`: the node that reads the states.
     std::optional<Surroundings> surroundings(const std::optional<Gather>& gather, int read_at,
                                              const Tracked& layer) const {
         if (!gather) return {};
@@ -406,13 +405,13 @@ private:
         return found.written_by.empty() ? std::optional<Surroundings>{} : found;
     }
 
-    // Whether states of others have been moved before the layer is computed.
+    // True if states of other sequences have been moved before the layer is computed.
     bool is_over_before(const Surroundings& around, const Tracked& layer) const {
         const auto* const at = nodes_ + layer.index;
         return !around.moved || std::find(nodes_ + 0, nodes_ + layer.index, around.moved_to) != at;
     }
 
-    // Whether states of others are moved to where they are.
+    // True if states of other sequences move to where they are.
     static bool stay(const Surroundings& around) {
         if (!around.moved) return true;
         const std::optional<Gather> gather = gather_of(*around.moved);
@@ -423,7 +422,7 @@ private:
         return rows.has_value();
     }
 
-    // Moves to where states are, and a state that is cleared for nobody.
+    // Moves to where states are, and a clear without a sequence.
     void pass_over_needless(const Gather& gather, const Surroundings& around) {
         if (around.zeroed && !reads(gather, *around.zeroed) &&
             !(around.moved && reads(*gather_of(*around.moved), *around.zeroed)))
@@ -437,7 +436,7 @@ private:
         return false;
     }
 
-    // Only those states are gathered in whose place another is written.
+    // Only states whose place gets another state are gathered.
     void read_where_they_are(const Gather& gather, ggml_tensor& gathered, const Surroundings& around, Written written,
                              std::vector<const float*>& from) {
         pass_over_needless(gather, around);

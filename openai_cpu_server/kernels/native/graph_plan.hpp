@@ -1,4 +1,4 @@
-// Graphs are looked through before they are computed: what several nodes do together may be done better at once.
+// Graphs are analysed before they are computed, because the work of several nodes may be faster in one task.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 #include "ggml_api.hpp"
 #include "recurrent.hpp"
 
-// Which nodes of a graph are computed by tasks of ours, and which are passed over because a task does their work.
-// A node knows its task while the plan lives; then the graph is as it was.
+// Nodes of a graph that tasks compute, and nodes that are skipped because a task does their work.
+// A node points to its task while the plan lives. Then the graph is restored.
 class GraphPlan {
 public:
     // `by_tiles`: delta nets of prompts use AMX.

@@ -1,12 +1,12 @@
-// What products of bytes need of an instruction set beside simd.hpp, and the only file of theirs that names one.
+// Instructions for products of bytes beside simd.hpp. No other file of the products names an instruction set.
 // `dot` adds to each lane the four products of its four bytes. Activations are signed. Weights have at most seven
 // bits; what has `bytes` in its name is for weights of eight, signed, to which BYTE_BIAS was added.
 #pragma once
 
 #include "simd.hpp"
 
-// A compiler inlines less the more there is in a file. What unpacks or multiplies a block must not become a call: that
-// costs a third of the time of two rows.
+// A compiler inlines less in larger files. Unpacking or multiplying a block must not become a call, which costs a third
+// of the time of two rows.
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
 namespace products {
@@ -158,7 +158,7 @@ inline ints dot(ints sum, ints weights, ints activations) {
 
 #endif
 
-// 16 bytes, and what is looked up in them.
+// A table of 16 bytes.
 struct ByteTable {
     alignas(16) int8_t bytes[16];
 };

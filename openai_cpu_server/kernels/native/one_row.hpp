@@ -59,7 +59,7 @@ inline words nibbles_of_block(const uint8_t* from) {
     return (words)_mm256_srlv_epi32(twice, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)) & 0x0f0f0f0f;
 }
 
-// How the bytes of a row become weights: of a block of 32.
+// Conversion of the bytes of a row to the weights of a block of 32.
 
 template <int HEAD, int BITS, int CENTRE>
 words weights_of(Nibbles<HEAD, BITS, CENTRE> format, const uint8_t* block) {
@@ -119,7 +119,7 @@ ALWAYS_INLINE Two weights_of(const GridSuperblocks<Format, NUMBERS...>& format, 
     return format.weights(superblock, pass);
 }
 
-// How often neighbours can be added before a sum of four products needs more than 16 bits, where adding is cheaper.
+// Number of additions of neighbours before a sum of four products needs more than 16 bits, where adding is cheaper.
 template <class Format>
 constexpr int EXACT_LEVELS = Format::WEIGHT_BITS <= 5 ? 2 : Format::WEIGHT_BITS == 6 ? 1 : 0;
 
@@ -197,11 +197,11 @@ inline Two sums_of_rows(Two low, Two high) {
     return {sums_of_rows(low.first, high.first), sums_of_rows(low.second, high.second)};
 }
 
-// Whether offsets are other numbers than scales.
+// True if offsets differ from scales.
 template <class Format>
 constexpr bool HAS_OWN_OFFSETS = Format::HAS_OFFSETS && Format::TWICE_CENTRE == 0;
 
-// Whether the pairs of a row are multiplied by its scales at once, so that only one word of each row is left to be
+// True if the pairs of a row are multiplied by its scales at once, so that only one word of each row is left to be
 // brought into a lane. Else dot products come into lanes first, and so do scales, as in panels: that is less work for
 // Q4_K and Q5_K, whose dot products fit into 16 bits, and whose scales and offsets are hard to unpack row by row.
 // (`docs/measurements.md`, Products)
@@ -318,7 +318,7 @@ int multiply_packed(PackedRows rows, int64_t depth, const Activations<Format>& r
     }
 }
 
-// Adds the dot products of one block to what it begins with.
+// Adds the dot products of one block to its initial value.
 template <class Format>
 void add_dots(const Dots<Format>& dots, int block, Registers<ints, 1>& of_block) {
     for (int vector = 0; vector < VECTORS; vector++) {
@@ -349,7 +349,7 @@ void multiply_row_of_blocks(PackedRows rows, int64_t depth, bool is_first, const
     add_totals<Format, 1>(totals, row, is_first, sums);
 }
 
-// Adds a panel's products with one row of activations to its sums; `panel` is room for what is unpacked.
+// Adds a panel's products with one row of activations to its sums; `panel` is room for unpacked weights.
 template <class Format>
 void multiply_one_row(PackedRows rows, int64_t depth, bool is_first, const Activations<Format>* row,
                       typename Format::Panel& panel, float (*sums)[ROWS]) {

@@ -25,7 +25,7 @@ struct Panel {
     Numbers offsets[NUM_BLOCKS];
 };
 
-// What sums of a block are multiplied by; where they are pairs, each number is there twice.
+// Factors of the sums of a block; for pairs, each number is there twice.
 using Factor = std::conditional_t<HAS_PAIRS, pairs, ints>;
 
 inline Factor factor_of(ints number) { return HAS_PAIRS ? (Factor)pair_of(number, number) : (Factor)number; }
@@ -42,14 +42,14 @@ struct IntegerPanel {
     Numbers unit, offset_unit;
 };
 
-// 32 weights of one row as bytes, or what has become of them, also where vectors are wider or narrower.
+// 32 weights of one row as bytes, or numbers made from them, also where vectors are wider or narrower.
 typedef int32_t words __attribute__((vector_size(32)));
 
 struct Two {
     words first, second;
 };
 
-// Brings the weights that are needed next into the second cache, a little at each step: the memory drops requests that
+// Prefetches the next weights into the second cache, a little at each step: the memory drops requests that
 // come in a heap. A tile's rows do not fit into the first cache, and what waits for a place there is too little to keep
 // the memory busy. (Measured, Zen 4, two threads, one row of Q4_K, Q6_K, Q8_0: 49, 31, 27 G multiply-adds/s; into the
 // first cache 51, 23, 21; left to the hardware 12, 9, 17. Sixteen rows: 239, 176, 199; into the first 217, 103, 149.)
@@ -57,7 +57,7 @@ class Prefetch {
 public:
     Prefetch(const uint8_t* first, size_t size) : next_{first}, end_{first + size} {}
 
-    // Fetches as much ahead as has just been read. The number is a constant wherever this is called, so the loop is
+    // Fetches as many bytes ahead as have just been read. The number is a constant wherever this is called, so the loop is
     // unrolled; it may fetch a little behind the end, which costs less than to look at each line.
     void step(int num_bytes) {
         if (next_ >= end_) return;

@@ -1,4 +1,4 @@
-// The most that one thread gets out of this CPU, for `scripts/regress.py steps`: loops that do one thing only.
+// Peak rates of one thread of this CPU, for `scripts/regress.py steps`: loops that do one thing only.
 #include <utility>
 
 #include "amx.hpp"
@@ -11,7 +11,7 @@ constexpr int CHAINS = simd::REGISTERS * 3 / 4;
 constexpr int CACHE_LINE = 64;
 constexpr int AHEAD = 4096;  // bytes to fetch ahead
 
-// Applies `next` to each chain again and again. Written out chain by chain: a loop would leave them in memory.
+// Applies `next` to each chain repeatedly. Chains are written out, because a loop would leave them in memory.
 template <class Vector, class Next, size_t... CHAIN>
 void run(Vector (&chains)[CHAINS], long rounds, Next next, std::index_sequence<CHAIN...>) {
     for (long round = 0; round < rounds; round++) ((chains[CHAIN] = next(chains[CHAIN])), ...);

@@ -48,7 +48,7 @@ struct Product {
         return weights + expert * expert_stride + row * weight_stride;
     }
 
-    // num_experts where the number that was chosen is none.
+    // num_experts where the chosen number is invalid.
     int64_t expert_of(int64_t token, int64_t slot) const {
         if (!experts) return slot * num_experts / num_slots;
         const auto* chosen = static_cast<const uint8_t*>(experts->data) + token * experts->nb[1] + slot * experts->nb[0];
@@ -79,8 +79,8 @@ Product product_of(const ggml_tensor& node) {
             is_mixture(node) ? node.src[2] : nullptr};
 }
 
-// The rows of results in an order in which each expert has its rows side by side. Each thread finds it out for itself:
-// that takes less time than to wait for one that does it for all.
+// Order of the rows of results in which each expert has its rows side by side. Each thread computes it itself, which
+// takes less time than to wait for a thread that does it for all.
 class Routing {
 public:
     struct Row {
@@ -173,7 +173,7 @@ void quantise_share(const Product& product, const Routing& routing, const ggml_c
     }
 }
 
-// What one thread does at a time: a tile of an expert's weights, times activations at some of the expert's places.
+// Unit of work of a thread: a tile of an expert's weights, times activations at some of the expert's places.
 struct Piece {
     int64_t expert;
     int64_t tile;
@@ -181,11 +181,11 @@ struct Piece {
     bool is_for_tiles;
 };
 
-constexpr int PIECES_FOR_EACH_THREAD = 4;  // so that a thread which is held up does not hold up all for long
+constexpr int PIECES_FOR_EACH_THREAD = 4;  // so that a delayed thread does not delay all for long
 
 int64_t divided_up(int64_t number, int64_t by) { return (number + by - 1) / by; }
 
-// How experts with `least` to `most` rows are cut into pieces: tiles of `tile_rows` weights, and, where these are few,
+// Division of experts with `least` to `most` rows into pieces: tiles of `tile_rows` weights, and, where these are few,
 // ranges of places, each a multiple of `unit` from the expert's first.
 struct Cut {
     int64_t least, most;
@@ -204,7 +204,7 @@ public:
         most_places_ = divided_up(places, cut.unit) * cut.unit;
     }
 
-    // Finds a piece by its number, which may not be smaller than the last one; false: there are no more.
+    // Finds a piece by its number, which may not be smaller than the last one. Returns false at the end.
     bool find(int64_t number, Piece& piece) {
         for (; expert_ < num_experts_; first_number_ += num_tiles_ * num_ranges(), expert_++) {
             if (number >= first_number_ + num_tiles_ * num_ranges()) continue;
@@ -218,7 +218,7 @@ public:
         return false;
     }
 
-    // How many there were, after one was not found.
+    // Number of pieces, after one was not found.
     int64_t count() const { return first_number_; }
 
 private:
@@ -291,7 +291,7 @@ public:
     }
 
 private:
-    // A tile's rows are nearly always all new: then their number is known to the compiler.
+    // A tile's rows are nearly always all new. Then the compiler knows their number.
     void write_row(const float* sums, float* result) const {
         const int64_t num_old = rows_.first_new - rows_.start;
         if (num_old == 0) std::copy_n(sums, ROWS, result);
@@ -307,7 +307,7 @@ private:
     alignas(64) Sums sums_;
 };
 
-// Computes a piece while the weights of the next one are brought nearer.
+// Computes a piece while the weights of the next one are prefetched.
 template <class Format>
 void compute_piece(const Product& product, const Routing& routing, const QuantisedActivations<Format>& activations,
                    const Piece& piece, const Piece& next) {
@@ -318,7 +318,7 @@ void compute_piece(const Product& product, const Routing& routing, const Quantis
         tile.compute(start, static_cast<int>(std::min<int64_t>(TILE_WIDTH, piece.end - start)), prefetch);
 }
 
-// An expert that there is not gives zeros. (ggml asks for none, and does not look.)
+// An expert that does not exist gives zeros. (ggml never selects one, and does not check.)
 void clear_rows_without_expert(const Product& product, const Routing& routing) {
     for (int64_t place = routing.start(product.num_experts); place < routing.end(product.num_experts); place++) {
         const auto [token, slot] = routing.row_at(place);
@@ -326,7 +326,7 @@ void clear_rows_without_expert(const Product& product, const Routing& routing) {
     }
 }
 
-// What products with weights of a type need as bytes.
+// Functions of products with weights of a type, as bytes.
 struct BytesKernel {
     size_t (*size)(const Product&);
     void (*quantise)(const Product&, const Routing&, const ggml_compute_params&, uint8_t* room, int64_t tile_rows);
@@ -374,7 +374,7 @@ const BytesKernel* bytes_kernel_of(ggml_type type) {
     }
 }
 
-// The kernel for few rows, if it can multiply the node's weights.
+// Returns the kernel for few rows, if it can multiply the node's weights.
 const BytesKernel* bytes_kernel_of(const ggml_tensor& node) {
     return node.src[0]->ne[1] >= ROWS ? bytes_kernel_of(node.src[0]->type) : nullptr;
 }
@@ -459,7 +459,7 @@ private:
 
 thread_local std::vector<int64_t> TilePart::first_blocks_;
 
-// Activations that were packed for a node, for the nodes behind it that have the same: K and V behind Q, up behind gate.
+// Packed activations of a node, for later nodes with the same activations: K and V after Q, up after gate.
 struct PackedRoom {
     struct Key {
         const ggml_tensor *activations, *experts;
@@ -479,7 +479,7 @@ struct PackedRoom {
     std::vector<Line> lines;
 };
 
-// Of the thread that computes a graph.
+// Packed activations of the thread that computes a graph.
 struct Graph {
     bool is_computed = false;
     std::array<PackedRoom, 2> rooms;  // types of Q and V may differ
@@ -539,7 +539,7 @@ void compute_product(const ggml_compute_params& params, const ggml_tensor& node,
     bool is_left = find(params.ith, piece);
     if (part.num_blocks() > 0) amx::configure();
     ggml().barrier(params.threadpool);
-    // The next piece is drawn before this one is computed, so that its weights can be brought nearer.
+    // The next piece is drawn before this one is computed, so that its weights can be prefetched.
     for (; is_left; piece = next) {
         next = piece;
         is_left = find(ggml().chunk_add(params.threadpool, 1), next);
@@ -549,7 +549,7 @@ void compute_product(const ggml_compute_params& params, const ggml_tensor& node,
     if (part.num_blocks() > 0) amx::release();
 }
 
-// Whether the fourth dimension goes on with the steps of the third.
+// True if the fourth dimension continues with the steps of the third.
 bool goes_on(const ggml_tensor& tensor) {
     return tensor.ne[3] == 1 || tensor.nb[3] == tensor.ne[2] * tensor.nb[2];
 }
@@ -575,7 +575,7 @@ bool can_do(const ggml_compute_params& params, const ggml_tensor& node) {
 
 void compute(const ggml_compute_params& params, ggml_tensor& node) { compute_product(params, node, NEVER); }
 
-// Weights of 16 bits, or with few rows, have no other kernel of ours: all their experts must have enough rows on average.
+// Weights of 16 bits, or with few rows, have no other kernel here: their experts must have enough rows on average.
 bool can_use_tiles(const ggml_compute_params& params, const ggml_tensor& node) {
     const ggml_tensor& weights = *node.src[0];
     if (!is_product(params, node) || !tiles::kernel_of(weights.type)) return false;
@@ -605,7 +605,7 @@ bool ocs_multiplies(int type) { return products::bytes_kernel_of(static_cast<ggm
 
 bool ocs_multiplies_by_tiles(int type) { return tiles::kernel_of(static_cast<ggml_type>(type)) != nullptr; }
 
-// From how many rows of an expert on; 0: the usual number; negative: never.
+// Least rows of an expert; 0: the usual number; negative: never.
 void ocs_use_tiles_from(int type, int rows) { products::tile_rows[type] = rows < 0 ? products::NEVER : rows; }
 
 const char* ocs_why_no_tiles() { return amx::why_no_tiles(); }

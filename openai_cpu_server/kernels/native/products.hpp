@@ -5,15 +5,15 @@
 
 namespace products {
 
-// Around the computation of a graph, in the thread that begins it.
+// Called around the computation of a graph, in the thread that begins it.
 void begin_graph();
 void end_graph();
 
-// Whether these kernels do the node, with activations as bytes or by tiles; all threads get the same answer.
+// Returns true if these kernels support the node, with activations as bytes or by tiles. All threads get the same answer.
 bool can_do(const ggml_compute_params& params, const ggml_tensor& node);
 bool can_use_tiles(const ggml_compute_params& params, const ggml_tensor& node);
 
-// This thread's part of such a node.
+// Computes this thread's part of a supported node.
 void compute(const ggml_compute_params& params, ggml_tensor& node);
 void compute_by_tiles(const ggml_compute_params& params, ggml_tensor& node);
 

@@ -1,6 +1,6 @@
 // Recurrent layers: each sequence has a state, which every token changes. ggml gathers the states of a step's
 // sequences, computes with the copies, and copies the results back; here a state is read and written where it lies.
-// What a sequence gets does not depend on who else is in the step, nor on how its tokens are cut into steps.
+// The results of a sequence do not depend on other sequences of the step, nor on how its tokens are cut into steps.
 #pragma once
 
 #include <memory>
@@ -10,12 +10,12 @@
 
 namespace recurrent {
 
-// What is computed in place of a node of a graph, by all threads of the graph together.
+// Task that replaces a node of a graph, computed by all threads of the graph together.
 class Task {
 public:
     explicit Task(bool by_tiles = false) : by_tiles{by_tiles} {}
     virtual ~Task() = default;
-    // This thread's part.
+    // Computes this thread's part.
     virtual void compute(const ggml_compute_params& params) const = 0;
 
     const bool by_tiles;  // of AMX
@@ -29,13 +29,13 @@ struct Rows {
     float* row(int64_t sequence) const { return reinterpret_cast<float*>(data + sequence * stride); }
 };
 
-// Where the states of a step's sequences are read and written. What is read is never what is written, but for a
-// sequence whose state stays where it is.
+// Places of the states of a step's sequences, to read and to write. They differ, except for a sequence whose state
+// stays in its place.
 struct States {
     std::vector<const float*> from;  // one for each sequence
     Rows to;                         // after the last token
     size_t earlier = 0;              // bytes from there to the states one token earlier, and so on
-    int64_t num_kept = 1;            // how many are written: the last, the one before it and so on
+    int64_t num_kept = 1;            // number of written states: the last, the one before it and so on
 };
 
 // A node of `ggml_gated_delta_net`, whose states may be elsewhere than it says.
@@ -51,7 +51,7 @@ std::unique_ptr<Task> scan(const ggml_tensor& node, States states);
 
 // A convolution over the last `taps` tokens of each channel; its states are the inputs of taps - 1 tokens.
 struct Convolution {
-    // What is kept of states and inputs, one behind the other, as the next state: from a column on.
+    // Part of states and inputs, one behind the other, that becomes the next state: from a column on.
     struct Kept {
         int64_t column;
         Rows to;

@@ -1,4 +1,4 @@
-// Convolutions over the last few tokens, with what comes before and behind: ggml puts states and inputs into one
+// Convolutions over the last few tokens, with the nodes before and behind: ggml puts states and inputs into one
 // matrix whose rows are channels, which takes most of the time. Here inputs are read where they are, channels side by
 // side.
 #include <algorithm>
@@ -14,7 +14,7 @@ using namespace simd;
 
 constexpr int BLOCK = 512;  // most channels of a piece: side by side in memory
 constexpr int RUN = 64;     // most tokens of a piece
-constexpr int PIECES = 4;   // for each thread, if there is enough to do
+constexpr int PIECES = 4;   // for each thread, if there is enough work
 
 template <int TAPS>
 class ShortConvolution : public Task {
@@ -54,7 +54,7 @@ private:
             for (int column = 0; column < COUNT; ++column) to[column][i] = from[i * COUNT + column];
     }
 
-    // Tokens of one sequence; those before its first are in the state, which is there for the first piece alone.
+    // Tokens of one sequence. Tokens before its first are in the state, which only the first piece has.
     struct Inputs {
         const ShortConvolution& convolution;
         int64_t sequence, channel;

@@ -1,5 +1,5 @@
-// Vectors of floats as wide as the CPU's, by the compiler's vector extension; intrinsics only where it has no word
-// for what the CPU can do. Without any of the known instruction sets all of it still works, slowly.
+// Vectors of floats as wide as the CPU's, by the compiler's vector extension. Intrinsics are used only for instructions
+// that the extension lacks. Without any of the known instruction sets everything still works, slowly.
 #pragma once
 
 #include <cmath>
@@ -50,8 +50,8 @@ inline ints splat(int32_t x) { return x - ints{}; }
 
 inline floats splat(float x) { return x - floats{}; }
 
-// The same, of which the compiler does not know how it was computed: else it loads it once more wherever it is used,
-// or puts off a sum until all summands are there, and those into memory.
+// Hides the origin of a value from the compiler, which else would load the value again at each use, or delay a sum
+// until all summands are there, and store these in memory.
 template <class Vector>
 inline Vector in_register(Vector x) {
 #if defined(INSTRUCTION_SET_512)
@@ -62,8 +62,8 @@ inline Vector in_register(Vector x) {
     return x;
 }
 
-// a * b + c with one rounding where the CPU can: said so, for a compiler that decides by itself decides otherwise for
-// another number of rows, and then a row's result would depend on who is beside it.
+// a * b + c with one rounding where the CPU can. It is explicit, because the compiler's own choice depends on the number
+// of rows, so that a row's result would depend on the rows beside it.
 inline floats multiply_add(floats a, floats b, floats c) {
 #if defined(INSTRUCTION_SET_512)
     return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -76,7 +76,7 @@ inline floats multiply_add(floats a, floats b, floats c) {
 #endif
 }
 
-// Whether the CPU multiplies whole numbers of 16 bits faster than floats.
+// True if the CPU multiplies whole numbers of 16 bits faster than floats.
 #if defined(INSTRUCTION_SET_512) || defined(INSTRUCTION_SET_256)
 #define INSTRUCTION_SET_PAIRS
 #endif
@@ -207,7 +207,7 @@ inline floats totals(const floats (&x)[LANES]) {
     };
     return (floats)pairs(pairs(fours[0], fours[1]), pairs(fours[2], fours[3]));
 #elif defined(INSTRUCTION_SET_256)
-    // Blends and shuffles, for a horizontal addition takes two cycles.
+    // Blends and shuffles, because a horizontal addition takes two cycles.
     const auto halves = [&](int i) {
         const __m256 a = (__m256)x[i], b = (__m256)x[i + 4];
         return _mm256_add_ps(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21));
@@ -279,7 +279,7 @@ inline floats load_i8(const int8_t* from) {
 #endif
 }
 
-// Bit i of the result: whether from[i] is not `value`, for 32 values.
+// Bit i of the result is 1 if from[i] is not `value`, for 32 values.
 inline uint32_t differing(const uint16_t* from, uint16_t value) {
 #if defined(INSTRUCTION_SET_512)
     return _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(from), _mm512_set1_epi16(short(value)));
@@ -296,7 +296,7 @@ inline uint32_t differing(const uint16_t* from, uint16_t value) {
 #endif
 }
 
-// The bits of x at the places where `places` has some, moved together to the low end.
+// Returns the bits of x at the places of the ones of `places`, moved together to the low end.
 inline uint64_t gathered(uint64_t x, uint64_t places) {
 #if defined(__BMI2__)
     return _pext_u64(x, places);

@@ -18,7 +18,7 @@ constexpr int PASS = REGISTERS == 32 ? 8 : 4;     // rows that registers hold th
 
 const char* at(const ggml_tensor& tensor, size_t offset) { return static_cast<const char*>(tensor.data) + offset; }
 
-// As ggml computes it.
+// The same formula as in ggml.
 float softplus(float x) { return x > 20.0F ? x : std::log(1.0F + std::exp(x)); }
 
 class Scan : public Task {
@@ -48,7 +48,7 @@ public:
     }
 
 private:
-    // This thread's part of what all rows of a head have in common.
+    // Computes this thread's part of the values that all rows of a head share.
     void set_steps(const ggml_compute_params& params) const {
         const int64_t tokens = num_sequences_ * num_tokens_;
         for (int64_t i = tokens * params.ith / params.nth; i < tokens * (params.ith + 1) / params.nth; ++i)

@@ -28,7 +28,7 @@ ints dot_as(ints sum, ints weights, ints activations) {
     else return dot(sum, weights, activations);
 }
 
-// How many columns' pairs of products can be summed before 16 bits are too few.
+// Number of columns whose pairs of products can be summed in 16 bits.
 template <class Format>
 constexpr int COLUMNS_AT_ONCE =
     std::clamp(32767 / (2 * 128 * ((1 << Format::WEIGHT_BITS) - 1)), 1, Format::BLOCK / 4);
@@ -85,7 +85,7 @@ ALWAYS_INLINE void multiply_block(const typename Format::Panel& panel, const Act
         multiply_columns<Format, WIDTH, AT_ONCE>(panel, rows, block, column, dots);
 }
 
-// What the products of one block begin with: the bias.
+// Initial value of the products of one block: the bias.
 template <class Format, int WIDTH>
 ALWAYS_INLINE void begin_block(const Activations<Format>* rows, int block, Registers<ints, WIDTH>& dots) {
     for (int row = 0; row < WIDTH; row++)
@@ -126,7 +126,7 @@ ALWAYS_INLINE void add_block(const typename Format::Panel& panel, const Activati
     }
 }
 
-// Adds a panel's totals to what the sums hold, if they hold something.
+// Adds a panel's totals to the sums, or sets the sums if they are empty.
 template <class Format, int WIDTH>
 ALWAYS_INLINE void add_totals(const Registers<floats, WIDTH>& totals, const Activations<Format>* rows, bool is_first,
                               float (*sums)[ROWS]) {
@@ -139,7 +139,7 @@ ALWAYS_INLINE void add_totals(const Registers<floats, WIDTH>& totals, const Acti
         }
 }
 
-// Of a panel with integer scales: the sums of all blocks' activations times their offsets.
+// For a panel with integer scales: the sums of all blocks' activations times their offsets.
 template <class Format, int WIDTH>
 ALWAYS_INLINE void sum_offsets(const typename Format::Panel& panel, const Activations<Format>* rows, Registers<ints,
                                WIDTH>& offsets) {
@@ -160,7 +160,7 @@ Vector centred(Vector products, Vector scales) {
     return 2 * products - Format::TWICE_CENTRE * scales;
 }
 
-// Of a panel with integer scales: what the sums over all its blocks, and those of offsets, are worth.
+// For a panel with integer scales: the value of the sums over all its blocks, and of those of offsets.
 template <class Format>
 floats total_of_panel(const typename Format::Panel& panel, int vector, ints products, ints offsets) {
     const floats unit = panel.unit[vector];
@@ -168,7 +168,7 @@ floats total_of_panel(const typename Format::Panel& panel, int vector, ints prod
     else return simd::multiply_add(to_floats(products), unit, to_floats(offsets) * panel.offset_unit[vector]);
 }
 
-// Of a panel with integer scales: turns the sums over all its blocks into totals, offsets added.
+// For a panel with integer scales: turns the sums over all its blocks into totals, offsets added.
 template <class Format, int WIDTH>
 ALWAYS_INLINE void total_of_blocks(const typename Format::Panel& panel, const Activations<Format>* rows,
                                    const Registers<ints, WIDTH>& dots, Registers<floats, WIDTH>& totals) {
@@ -182,7 +182,7 @@ ALWAYS_INLINE void total_of_blocks(const typename Format::Panel& panel, const Ac
         }
 }
 
-// A panel of weights with as many blocks as it has, and whether products are added to what the sums hold.
+// A panel of weights, its number of blocks, and whether products are added to the sums.
 template <class Format>
 struct UnpackedPanel {
     const typename Format::Panel& weights;

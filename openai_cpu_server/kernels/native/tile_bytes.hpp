@@ -1,6 +1,6 @@
 // Superblocks of 256 weights as bytes for tiles, with one scale for all: the largest magnitude becomes 127.
 //
-// Weights of a block of 16 or 32 with a small scale lose bits, others nothing to speak of: with activations as bytes, as
+// Weights of a block of 16 or 32 with a small scale lose bits, others hardly any: with activations as bytes, as
 // ggml has them, results have 1.3 to 1.4 times the error of ggml's. Tiles multiply bytes twice as fast as bf16.
 #pragma once
 
@@ -19,7 +19,7 @@ struct LowOf64 {
     }
 };
 
-// What `head` finds out for 16 superblocks at a time, and `unpack` needs of each.
+// Results of `head` for 16 superblocks at a time, which `unpack` needs.
 struct Heads {
     words16 of[HEADS];
 };

@@ -53,7 +53,7 @@ struct TwoBlocks {
     }
 };
 
-// ---- what formats have in common
+// ---- common parts of formats
 
 // The order of columns, the bytes of PANEL weights, how many weights lie together, and the power of two of activations.
 template <class ORDER, ggml_type NUMBER, int PANEL_BYTES, int WEIGHTS, int EXPONENT = 105>
@@ -136,7 +136,7 @@ struct Q3_K : Type<PairsOf64, GGML_TYPE_Q3_K, 110, 256> {
 
 // ---- blocks of 32
 
-// Whether eight blocks have scales, and offsets behind them, below 2.
+// Returns true if eight blocks have scales, and offsets behind them, below 2.
 template <int BLOCK_BYTES, bool HAS_OFFSETS = false>
 ALWAYS_INLINE bool are_below_two(const uint8_t* block) {
     uint32_t all = 0;
@@ -342,7 +342,7 @@ struct BF16 : AlwaysFits, Type<AsStored, GGML_TYPE_BF16, 2 * PANEL, 1, 0> {
     }
 };
 
-// Whatever its scales are.
+// Packs it whatever its scales are.
 template <class Format>
 ALWAYS_INLINE void unpack_panel(const uint8_t* block, uint8_t* to) {
     if (__builtin_expect(Format::fits(block), 1)) Format::unpack(block, to);

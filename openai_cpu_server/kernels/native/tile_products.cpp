@@ -20,7 +20,7 @@ struct alignas(64) Line {
     uint8_t bytes[64];
 };
 
-// What is multiplied, and how many bytes 16 rows of a panel have.
+// Type of the multiplied numbers, and bytes of 16 rows of a panel.
 struct Halves {
     static constexpr bool ARE_BYTES = false;
     static constexpr int COLUMNS = STEP, TILES_BYTES = STEPS * amx::TILE_BYTES, BLOCK_BYTES = TILES_BYTES;
@@ -39,7 +39,7 @@ struct Bytes {
 
 // ---- activations
 
-// Where 32 numbers in a format's order come from: places in two of the vectors of a panel.
+// Sources of 32 numbers in a format's order: places in two of the vectors of a panel.
 template <class Order>
 struct Gather {
     int first[STEPS], second[STEPS];
@@ -140,7 +140,7 @@ void pack_bytes(const Packing& packing) {
 
 // ---- weights
 
-// How many steps of 32 a panel has; orders go over two blocks of 32.
+// Number of steps of 32 in a panel; orders go over two blocks of 32.
 int steps_of(int64_t depth, int64_t panel) {
     return static_cast<int>(std::min<int64_t>(STEPS, (depth - panel * PANEL + 2 * STEP - 1) / (2 * STEP) * 2));
 }
@@ -226,7 +226,7 @@ struct Added {
 
     const int32_t (*products)[256] = nullptr;
     const float *of_weights = nullptr, *of_rows = nullptr;  // scales; of the second 16 rows BLOCK_BYTES behind the first's
-    Sums* sums = nullptr;                                   // null: nothing waits
+    Sums* sums = nullptr;                                   // null: no products wait
     const Sums* before = nullptr;                           // to which they are added
 
     template <int PART>
@@ -276,7 +276,7 @@ public:
 private:
     static constexpr int GROUP_BYTES = MOST_PANELS * 2 * Elements::TILES_BYTES, NUM_GROUPS = 3;
 
-    // Of bytes: scales of groups of weights, needed until the first panel of the next group is multiplied, while the one behind
+    // For bytes: scales of groups of weights, needed until the first panel of the next group is multiplied, while the one behind
     // that is unpacked; and products of two panels.
     struct alignas(64) Room {
         Heads heads[MOST_PANELS];

@@ -58,7 +58,7 @@ struct Unpacking {
     int size() const { return OUTS * num_panels; }
 };
 
-// What a type needs. Types with the same `pack` share packed activations.
+// Functions for a type. Types with the same `pack` share packed activations.
 struct Kernel {
     int64_t block_bytes;
     void (*pack)(const Packing&);

@@ -1,7 +1,7 @@
 // Formats in blocks of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4, Q8_0.
-// A format says how large its blocks are (BLOCK weights, BLOCK_BYTES bytes), for how many columns an activation keeps
-// one scale (UNIT), what is subtracted from its bytes (BIAS), how many of their bits are used, and how panels are
-// unpacked.
+// A format defines the size of its blocks (BLOCK weights, BLOCK_BYTES bytes), the number of columns with one scale of
+// activations (UNIT), the number that is subtracted from its bytes (BIAS), their number of bits, and how to unpack
+// panels.
 #pragma once
 
 #include "panel.hpp"

@@ -52,8 +52,8 @@ inline uint64_t signs_of_sevens(uint64_t bits) {
 #endif
 }
 
-// What stands at each place of a format's grid: the magnitudes of 8 weights (or 4), a byte each. ggml's own, told by
-// superblocks that have each place once.
+// Entries of a format's grid: the magnitudes of 8 weights (or 4), a byte each. They are ggml's own, found by
+// unpacking superblocks that have each place once.
 template <class Format>
 struct Grid {
     static constexpr int AT_ONCE = sizeof(typename Format::Entry), IN_SUPERBLOCK = 256 / AT_ONCE;
@@ -75,7 +75,7 @@ struct Grid {
     }
 };
 
-// A format says at which place of its grid the entry `number` of a block of 32 weights stands, and which of 64 weights
+// A format defines the place in its grid of the entry `number` of a block of 32 weights, and which of 64 weights
 // are negative. Where the centre is not whole, a weight and its negative differ in all bits. Superblocks begin with
 // their unit in half precision, here for weights 2^WORTH times as small.
 template <class Format, int BLOCK, int BYTES, int BITS, int GRID_TWICE_CENTRE, int POWER>

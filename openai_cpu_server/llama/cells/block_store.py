@@ -112,7 +112,7 @@ class BlockStore:
         self._blocks[number] = cells
 
     def get(self, number: int) -> SavedCells:
-        assert number in self._blocks, f"there is no block {number}"
+        assert number in self._blocks, f"block {number} is not saved"
         return self._blocks[number]
 
     def drop(self, number: int) -> None:

@@ -28,7 +28,7 @@ class OutputRows(NamedTuple):
 
     targets: range
     samples: range
-    """One row for the last token and for each draft token, or empty."""
+    """Rows for the last token and for each draft token, or empty."""
 
     def behind(self, num_rows: int) -> OutputRows:
         return OutputRows(*(range(own.start + num_rows, own.stop + num_rows) for own in self))
@@ -329,7 +329,7 @@ class OwnedContext(NativeObject):
 
 
 class Context(OwnedContext):
-    """One unified pool of KV cells, shared by all slots (llama.cpp's sequence ids)."""
+    """Unified pool of KV cells, shared by all slots (llama.cpp's sequence ids)."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from openai_cpu_server.llama.gguf.tensors import Tensor, file_tensors, model_ten
 
 class HeadKind(enum.Enum):
     SINGLE = "single"
-    """One head drafts all further tokens, each from its own hidden row of the one before."""
+    """A single head drafts all further tokens, each from its own hidden row of the one before."""
     CHAINED = "chained"
     """The n-th head drafts the n-th further token."""
     SHARED = "shared"

@@ -167,7 +167,7 @@ def num_snapshots(options: EngineOptions, state_bytes: int, *, has_window: bool,
 
     Each token writes a snapshot. That is invisible for small states (LFM2, 80 kB: 0 of 57 ms), but three of
     20 MB (Qwen3.5) make a step 4 % slower and states four times as large, so they are kept only for a model
-    or a head that drafts. llama.cpp cannot tell snapshots from cells of windows when it copies them.
+    or a head that drafts. llama.cpp cannot distinguish snapshots from cells of windows when it copies them.
     """
     if options.speculation == "off" or has_window:
         return 0
@@ -289,7 +289,7 @@ _MOST_PATCHES = 16_384
 _MOST_FRAMES = 4096
 """Frames that an encoder sees at once; Whisper's takes 1,500."""
 _SPECTRUM_BYTES = 2 * 4 * 100 * MOST_SOUND_S
-"""One band of the longest sound: 100 frames per second, twice."""
+"""Size of one band of the longest sound: 100 frames per second, twice."""
 
 
 class EncoderMemory(NamedTuple):

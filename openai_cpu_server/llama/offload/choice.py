@@ -85,7 +85,7 @@ class NativeSplit:
         params.tensor_split = self._shares
         if len(self._overrides) > 1:
             params.tensor_buft_overrides = ctypes.addressof(self._overrides)
-        # What stays on the CPU stays mapped: a device's own kind of host memory would be a copy of the file.
+        # Weights on the CPU stay mapped: a device's own kind of host memory would be a copy of the file.
         params.no_host = self.uses_device
 
 

@@ -73,7 +73,7 @@ class Stickiness(enum.Enum):
     """User named in the body, else as `KEY`."""
     KEY = "key"
     """Holder of the API key, or the address on a server without keys."""
-    NOBODY = "none"
+    NEVER = "none"
 
 
 class Shares(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""One router, which decides by rules, by shares, or by a model that names a route or embeds."""
+"""Router, which decides by rules, by shares, or by a model that names a route or embeds."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class ModelRouter:
                 return self._otherwise("no rule holds")
             return RouteDecision(rule[1].route, RouteReason.RULE, f"rule {rule[0]}")
         if isinstance(way, Shares):
-            labels = {Stickiness.USER: facts.user, Stickiness.KEY: facts.key, Stickiness.NOBODY: ""}
+            labels = {Stickiness.USER: facts.user, Stickiness.KEY: facts.key, Stickiness.NEVER: ""}
             label = labels[way.sticky]
             draw = sticky_draw(self.name, label) if label else random.random()
             why = "share" + (" (sticky)" if label else "")

@@ -103,7 +103,7 @@ class HostSession:
         self._news.clear()
         return news
 
-    # -- what comes about --------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------
 
     @property
     def is_behind(self) -> bool:
@@ -268,7 +268,7 @@ class ReplicaHost:
     # -- inside ------------------------------------------------------------------------------------------
 
     async def _measure(self, session: HostSession, sizes: Sequence[MediaSize]) -> None:
-        """On an error the client asks again, or another replica."""
+        """Measure media. After an error the client repeats the request, or sends it to another replica."""
         with contextlib.suppress(ServerError):
             for measured in await self._supervisor.news.shapes.measured(sizes):
                 session.collect(measured)

@@ -58,7 +58,7 @@ class ReplicaRoster:
             try:
                 await self._handle.known.remote(ReplicaAddress("", self._notify))
                 return
-            except Exception as error:  # of Ray's many: the replica that was asked died, say
+            except Exception as error:  # Ray raises many types, for example if the replica has died
                 logger.warning("no engine replica has answered yet: %s", _first_line(error))
                 await asyncio.sleep(1.0)
 

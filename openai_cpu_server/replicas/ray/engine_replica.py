@@ -16,7 +16,7 @@ from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Adapter
-from openai_cpu_server.engine_client.subscribers import NOBODY
+from openai_cpu_server.engine_client.subscribers import NO_OBSERVER
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host import numa_nodes
@@ -97,7 +97,9 @@ class EngineReplica:
                 parts = parts.keeping_prefixes(PrefixFiles.of_user(num_models=1))
         except StartupError as error:
             path = str(plan.path) if plan is not None else model
-            broken = supervised(self._settings, EngineOptions(model_path=path), NOBODY, begins_asleep=True)
+            broken = supervised(
+                self._settings, EngineOptions(model_path=path), NO_OBSERVER, begins_asleep=True
+            )
             broken.fail(str(error))
             return broken
         cpus = self._cpus()

@@ -33,7 +33,7 @@ class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are
         if wanted:
             return [wanted]
         if to and pending_request is not None and not pending_request.future.done():
-            # The caller must hear of it. Ray would ask again and again, without a pause.
+            # Fail the call, because Ray would repeat it without a pause.
             pending_request.future.set_exception(NoSuchReplica(f"the replica {to} no longer runs"))
         return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
 

@@ -1,4 +1,4 @@
-"""One session with one replica, and the state of that replica."""
+"""Session with one replica, and the state of that replica."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class ReplicaMember:
     is_going: bool = False
     """True if it gets no new requests, and its own move as soon as another can take them."""
     adapters_asked: set[str] = field(default_factory=set)
-    """Keys of adapters that it was asked to load, beside those from its start."""
+    """Keys of adapters that it was to load, beside those from its start."""
     adapters_refused: set[str] = field(default_factory=set)
     adapters_seen: set[str] = field(default_factory=set)
 

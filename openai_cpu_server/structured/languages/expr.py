@@ -104,7 +104,7 @@ class Chars(Expr):
     set: CharSet
 
     def measure(self) -> None:
-        """Defaults are right, because there are no parts."""
+        """Keep the defaults, because a set has no parts."""
 
 
 @dataclass(frozen=True, eq=False)

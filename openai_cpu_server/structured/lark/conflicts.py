@@ -198,7 +198,7 @@ def _word(expr: Expr) -> str | None:
 
 
 MOST_WORK = 3_000
-"""Derivatives. Beyond that, every lexeme counts as in conflict, words only if there are no others."""
+"""Derivatives. Beyond that, every lexeme counts as in conflict, and words only if all lexemes are words."""
 
 
 def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:

@@ -167,7 +167,7 @@ class Goals:
                 other
                 for other in meanings
                 if other.keys() < facts.keys()
-                and not any(_tells_names(facts[key]) for key in facts.keys() - other.keys())
+                and not any(_restricts_rest(facts[key]) for key in facts.keys() - other.keys())
             )
             if (cover := next(general, None)) is None:
                 found.append(branch)
@@ -289,7 +289,7 @@ class Goals:
     def may_meet(self, one: int, other: int, kind: JsonKind) -> bool:
         if any(self._truths.of((x, True), kind) is False for x in (one, other)):
             return False
-        return kind is not JsonKind.OBJECT or not self._marks.tell_apart(one, other)
+        return kind is not JsonKind.OBJECT or not self._marks.exclude_each_other(one, other)
 
     def _overlap(self, one: int, other: int, kind: JsonKind) -> bool:
         pair = (min(one, other), max(one, other))
@@ -312,7 +312,7 @@ class Goals:
         if isinstance(node, nodes.Required):
             fits = state.marked.require(node.names)
         elif isinstance(node, nodes.Properties):
-            fits = all(state.marked.add(mark) for mark in self._marks.said_by(node))
+            fits = all(state.marked.add(mark) for mark in self._marks.marks_of(node))
         return None if fits else False
 
     def _complement(self, number: int, node: Node) -> int:
@@ -324,7 +324,7 @@ class Goals:
         return found
 
 
-def _tells_names(fact: Fact) -> bool:
+def _restricts_rest(fact: Fact) -> bool:
     return isinstance(fact.node, nodes.Properties) and fact.node.writes_rest is not None
 
 

@@ -244,16 +244,16 @@ class MarkReader:
         self._look_up = look_up
         self._listed: dict[int, Values | None] = {}
         self._required: dict[int, dict[str, Values]] = {}
-        self.said_by = cache(self._said_by)
+        self.marks_of = cache(self._marks_of)
 
-    def _said_by(self, node: nodes.Properties) -> tuple[PropertyMark, ...]:
+    def _marks_of(self, node: nodes.Properties) -> tuple[PropertyMark, ...]:
         marks = []
         for name, value in node.named:
             listed = settled(value, self._listed, self._in_place, self._listed_by, None)
             marks.append(PropertyMark(name, listed, self._banned(value)))
         return tuple(m for m in marks if m.listed is not None or m.unlisted)
 
-    def tell_apart(self, one: int, other: int) -> bool:
+    def exclude_each_other(self, one: int, other: int) -> bool:
         ours, theirs = self._of(one), self._of(other)
         return any(name in theirs and not values & theirs[name] for name, values in ours.items())
 
@@ -297,7 +297,7 @@ class MarkReader:
     def _of_all(self, node: nodes.AllOf, items: list[dict[str, Values]]) -> dict[str, Values]:
         parts = [self._table[x] for x in node.items]
         names = {n for part in parts if isinstance(part, nodes.Required) for n in part.names}
-        marks = [m for part in parts if isinstance(part, nodes.Properties) for m in self.said_by(part)]
+        marks = [m for part in parts if isinstance(part, nodes.Properties) for m in self.marks_of(part)]
         found = {m.name: m.listed for m in marks if m.name in names and m.listed is not None}
         for item in items:
             for name, values in item.items():

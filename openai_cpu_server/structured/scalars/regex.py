@@ -330,7 +330,7 @@ FORMATS = {
     "uri-template": _URI_TEMPLATE,
     "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "json-pointer": r"(?:/(?:[^~/]|~[01])*)*",
-    # What pydantic's types call themselves.
+    # Names of pydantic's types.
     **{
         f"uuid{version}": rf"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89ABab]{_HEX}{{3}}-{_HEX}{{12}}"
         for version in (1, 3, 4, 5, 6, 7, 8)

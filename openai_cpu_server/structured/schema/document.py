@@ -42,7 +42,7 @@ class Draft(enum.Enum):
     """Drafts in which `$ref` disables the keywords beside it."""
     D2019 = ("2019-09",)
     D2020 = ("2020-12",)
-    """Also for documents that name no draft."""
+    """Draft 2020-12, and documents that name no draft."""
 
 
 _SPECIFICATIONS = {

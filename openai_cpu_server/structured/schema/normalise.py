@@ -61,7 +61,7 @@ def is_closed(schema: Schema, kind: JsonKind) -> bool:
 
 
 class SchemaReaders:
-    """One reader for each dynamic scope; most documents have one."""
+    """Readers by dynamic scope; most documents have one."""
 
     def __init__(
         self,

@@ -195,7 +195,7 @@ class ArrayRules:
         return some if shape.low else alt(EMPTY, some)
 
     def _differ(self, shape: ArrayShape) -> bool:
-        """If no value fits two places, no list of values is needed."""
+        """Return True if no value fits two places, so that no list of values is needed."""
         if shape.high is None or not 1 < shape.high <= _MOST_PLACES:
             return False
         pairs = itertools.combinations(range(shape.high), 2)

@@ -283,7 +283,7 @@ def _reachable(rules: Rules) -> Rules:
 RuleKey = tuple[str, str]
 """Part and rule."""
 _NO_RULE: RuleKey = ("", "")
-"""Stands for control tokens, which expressions tell apart."""
+"""Stands for control tokens, which expressions distinguish."""
 
 
 def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None) -> Rules:

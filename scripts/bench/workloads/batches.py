@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bench.asking import Ask, Trace, first_token_times
 from bench.bench import Bench
 from bench.clients import Clients
 from bench.prompts import Prompts, RandomPrompts
 from bench.results import Contest, Direction, Line, WorkloadResult, percentile
 from bench.servers import Contestant, Room, Server, Variant
+from bench.traffic import BenchRequest, Trace, first_token_times
 
 _ONE_AT_A_TIME = 16
 """Requests of *prefix* to a server that serves one at a time."""
@@ -63,14 +63,16 @@ class Size:
         tokens = self.shared_tokens + self.prompt_tokens + self.output_tokens
         return Room(pool_tokens=self.pool_tokens, request_tokens=tokens)
 
-    def asks(self, prompts: Prompts, *seed: object) -> list[Ask]:
+    def bench_requests(self, prompts: Prompts, *seed: object) -> list[BenchRequest]:
         return questions(prompts, self.prompt_tokens, [self.output_tokens] * self.requests, *seed)
 
 
-def questions(prompts: Prompts, prompt_tokens: int, lengths: Sequence[int], *seed: object) -> list[Ask]:
+def questions(
+    prompts: Prompts, prompt_tokens: int, lengths: Sequence[int], *seed: object
+) -> list[BenchRequest]:
     """Return a request per answer length, the same for every server. No two prompts share a prefix."""
     return [
-        Ask(prompt=prompts.question(prompt_tokens, *seed, i), max_tokens=length, seed=i)
+        BenchRequest(prompt=prompts.question(prompt_tokens, *seed, i), max_tokens=length, seed=i)
         for i, length in enumerate(lengths)
     ]
 
@@ -79,9 +81,9 @@ def clients_in_words(count: int) -> str:
     return f"{count} {'client' if count == 1 else 'clients'}"
 
 
-def run_batch(server: Server, asks: Sequence[Ask], num_clients: int) -> BatchRun:
+def run_batch(server: Server, requests: Sequence[BenchRequest], num_clients: int) -> BatchRun:
     """Run the requests in a closed loop. Raises LoadFailed."""
-    return _run(server, lambda clients: clients.closed_loop(asks, num_clients))
+    return _run(server, lambda clients: clients.closed_loop(requests, num_clients))
 
 
 def _run(server: Server, load: Callable[[Clients], Awaitable[None]]) -> BatchRun:
@@ -123,7 +125,7 @@ def chat(bench: Bench) -> WorkloadResult:
 
     def measure(who: Contestant, number: int) -> BatchRun:
         with bench.start(who, size.room) as server:
-            return run_batch(server, size.asks(bench.prompts, "chat", number), size.clients)
+            return run_batch(server, size.bench_requests(bench.prompts, "chat", number), size.clients)
 
     contestants = bench.contestants(Variant.WHOLE, Variant.PLAIN_STEPS, Variant.STATIC)
     contest = bench.contest(contestants, measure)
@@ -150,18 +152,18 @@ def prefix(bench: Bench) -> WorkloadResult:
 
     def measure(who: Contestant, number: int) -> BatchRun:
         shared = bench.prompts.text(size.shared_tokens, "prefix", number)
-        asks = [
-            msgspec.structs.replace(ask, prompt=shared + ask.prompt)
-            for ask in size.asks(bench.prompts, "own", number)
+        requests = [
+            msgspec.structs.replace(request, prompt=shared + request.prompt)
+            for request in size.bench_requests(bench.prompts, "own", number)
         ]
         if who.key == Variant.SEQUENTIAL.key:
-            asks = asks[:_ONE_AT_A_TIME]
+            requests = requests[:_ONE_AT_A_TIME]
         with bench.start(who, size.room) as server:
-            return run_batch(server, asks, size.clients)
+            return run_batch(server, requests, size.clients)
 
     contestants = bench.contestants(Variant.WHOLE, Variant.CACHE_OFF, Variant.SEQUENTIAL)
     contest, what = bench.contest(contestants, measure), "requests/s"
-    requests = _requests(contest)
+    rate = _requests(contest)
     cached = contest.those(lambda who: who.tells_cached).line(
         "cached share of prompt tokens", "%", Direction.AT_LEAST, lambda run: 100 * run.cached_share
     )
@@ -171,12 +173,12 @@ def prefix(bench: Bench) -> WorkloadResult:
         f"{size.shared_tokens} shared + {size.prompt_tokens} own + {size.output_tokens} output tokens; "
         f"of {Variant.SEQUENTIAL.label!r} the first {min(_ONE_AT_A_TIME, size.requests)}",
         goals=(
-            contest.goal_against(Variant.SEQUENTIAL.key, requests, what, 10),
-            contest.goal_against(Variant.CACHE_OFF.key, requests, what, 5),
+            contest.goal_against(Variant.SEQUENTIAL.key, rate, what, 10),
+            contest.goal_against(Variant.CACHE_OFF.key, rate, what, 5),
             contest.own_goal(cached, cached.what, 90),
-            *contest.goals_against_llama_server(requests, what, plain=6, best=6),
+            *contest.goals_against_llama_server(rate, what, plain=6, best=6),
         ),
-        lines=(requests, cached, *_latencies(contest)),
+        lines=(rate, cached, *_latencies(contest)),
         failures=contest.failures,
     )
 
@@ -186,11 +188,11 @@ def bursts(bench: Bench) -> WorkloadResult:
     size = Size(100, 0, 20, 8, 8192) if bench.is_quick else Size(100, 0, 40, 16, 8192)
 
     def measure(who: Contestant, number: int) -> BatchRun:
-        asks, draw = size.asks(RandomPrompts(), "burst", number), random.Random(number)
+        requests, draw = size.bench_requests(RandomPrompts(), "burst", number), random.Random(number)
         # Poisson arrivals of a fixed number: each is equally likely at any moment.
-        offsets = sorted(draw.uniform(0, _BURST_S) for _ in asks)
+        offsets = sorted(draw.uniform(0, _BURST_S) for _ in requests)
         with bench.start(who, size.room) as server:
-            return _run(server, lambda clients: clients.open_loop(asks, offsets))
+            return _run(server, lambda clients: clients.open_loop(requests, offsets))
 
     contest = bench.contest(bench.contestants(Variant.WHOLE, Variant.STATIC), measure)
     seconds = contest.seconds({"until all are answered": lambda run: run.seconds})
@@ -212,12 +214,12 @@ def unequal(bench: Bench) -> WorkloadResult:
         draw, ranges = random.Random(number), [short, long] * (size.requests // 2)
         draw.shuffle(ranges)
         lengths = [draw.randint(*each) for each in ranges]
-        asks = questions(bench.prompts, size.prompt_tokens, lengths, "unequal", number)
+        requests = questions(bench.prompts, size.prompt_tokens, lengths, "unequal", number)
         with bench.start(who, size.room) as server:
-            return run_batch(server, asks, size.clients)
+            return run_batch(server, requests, size.clients)
 
     def short_latency_s(run: BatchRun) -> float:
-        ends = [(trace, trace.end) for trace in run.traces if trace.ask.max_tokens <= short[1]]
+        ends = [(trace, trace.end) for trace in run.traces if trace.request.max_tokens <= short[1]]
         return percentile([end - trace.arrival for trace, end in ends if end is not None], 50)
 
     contest = bench.contest(bench.contestants(Variant.WHOLE, Variant.STATIC), measure)

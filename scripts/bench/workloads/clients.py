@@ -52,9 +52,9 @@ def run(bench: Bench) -> WorkloadResult:
     def measure_point(server: Server, clients: int, number: int) -> PointRun:
         """Three requests for two clients: prompts are read while others decode."""
         lengths = [output_tokens] * max(_LEAST_REQUESTS, 3 * clients // 2)
-        asks = questions(bench.prompts, prompt_tokens, lengths, "clients", number, clients)
+        requests = questions(bench.prompts, prompt_tokens, lengths, "clients", number, clients)
         before = cpu_by_process(server.pid)
-        batch = run_batch(server, asks, clients)
+        batch = run_batch(server, requests, clients)
         used = {pid: spent - before.get(pid, 0.0) for pid, spent in cpu_by_process(server.pid).items()}
         return PointRun(batch, used.pop(server.pid), sum(used.values()))
 

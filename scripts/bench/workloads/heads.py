@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.asking import described
 from bench.bench import Bench
 from bench.clients import LoadFailed
 from bench.models import made_head_model
 from bench.prompts import RandomPrompts
 from bench.results import Contest, Direction, Goal, Line, WorkloadResult, ratios
 from bench.servers import Contestant, Room, Server, ServerSpec, Variant
+from bench.traffic import described
 from bench.workloads.batches import BatchRun, clients_in_words, questions, run_batch
 
 _TYPE = "q4_k_m"
@@ -133,8 +133,8 @@ def _started(bench: Bench, contest: Contest[Runs], stack: ExitStack) -> Iterator
 def _measured(server: Server, point: Point, number: int) -> BatchRun:
     """Every number of clients has other prompts in each round, and all servers have the same."""
     seed = ("heads", number, point.clients)
-    asks = questions(RandomPrompts(), _PROMPT_TOKENS, [point.tokens] * point.clients, *seed)
-    return run_batch(server, asks, point.clients)
+    requests = questions(RandomPrompts(), _PROMPT_TOKENS, [point.tokens] * point.clients, *seed)
+    return run_batch(server, requests, point.clients)
 
 
 def _drafted(batch: BatchRun) -> float:

@@ -9,11 +9,11 @@ import jsonschema
 import msgspec
 
 from bench import schemas
-from bench.asking import Trace
 from bench.bench import Bench
 from bench.prompts import RandomPrompts
 from bench.results import Direction, Figure, Goal, Rounds, WorkloadResult
 from bench.servers import Contestant, Variant
+from bench.traffic import Trace
 from bench.workloads.batches import BatchRun, Size, run_batch
 
 _LONGEST = 800
@@ -52,11 +52,14 @@ def run(bench: Bench) -> WorkloadResult:
     size = Size(8, 8, 40, _LONGEST) if bench.is_quick else Size(16, 16, 120, _LONGEST)
 
     def measure(who: Contestant, number: int) -> JsonRun:
-        asks = schemas.following(size.asks(RandomPrompts(), "json", number))
+        requests = schemas.following(size.bench_requests(RandomPrompts(), "json", number))
         with bench.start(who, size.room) as server:
-            bound = run_batch(server, asks, size.clients)
-        lengths = {trace.ask.seed: trace.output_tokens for trace in bound.traces}
-        free = [msgspec.structs.replace(ask, schema=None, max_tokens=lengths[ask.seed]) for ask in asks]
+            bound = run_batch(server, requests, size.clients)
+        lengths = {trace.request.seed: trace.output_tokens for trace in bound.traces}
+        free = [
+            msgspec.structs.replace(request, schema=None, max_tokens=lengths[request.seed])
+            for request in requests
+        ]
         with bench.start(who, size.room) as server:  # afresh: nothing of the same prompts is known
             return JsonRun(bound, run_batch(server, free, size.clients))
 
@@ -84,9 +87,9 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def is_valid(trace: Trace) -> bool:
-    assert trace.ask.schema is not None
+    assert trace.request.schema is not None
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
-    validator = jsonschema.Draft202012Validator(trace.ask.schema, format_checker=checker)
+    validator = jsonschema.Draft202012Validator(trace.request.schema, format_checker=checker)
     try:
         fits: bool = validator.is_valid(json.loads(trace.text))
     except ValueError:

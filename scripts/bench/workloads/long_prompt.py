@@ -7,12 +7,12 @@ import asyncio
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from bench.asking import Ask, Trace
 from bench.bench import Bench
 from bench.clients import Clients, LoadFailed
 from bench.prompts import Prompts
 from bench.results import Direction, WorkloadResult, percentile
 from bench.servers import SLOTS, Contestant, Room, Server, Variant
+from bench.traffic import BenchRequest, Trace
 
 _POOL_TOKENS = 16384
 _POLL_S = 0.02
@@ -130,15 +130,15 @@ def _run(bench: Bench, name: str, size: Size) -> WorkloadResult:
 
 async def _measure(prompts: Prompts, size: Size, server: Server, number: int) -> Passage:
     streams, one = server.clients(), server.clients()
-    asks = [
-        Ask(
+    requests = [
+        BenchRequest(
             prompt=prompts.question(size.stream_prompt, "stream", number, i),
             max_tokens=size.stream_output,
             seed=i,
         )
         for i in range(size.streams)
     ]
-    async with streams.endless(asks, size.streams):
+    async with streams.endless(requests, size.streams):
         try:
             await asyncio.wait_for(_calm(size, streams), _START_S)
         except asyncio.TimeoutError:
@@ -162,5 +162,5 @@ async def _calm(size: Size, streams: Clients) -> None:
         counts = [len(trace.chunk_times) for trace in streams.traces]
 
 
-def _long(prompts: Prompts, size: Size, *seed: int) -> Ask:
-    return Ask(prompt=prompts.question(size.long_tokens, "long", *seed), max_tokens=size.long_output)
+def _long(prompts: Prompts, size: Size, *seed: int) -> BenchRequest:
+    return BenchRequest(prompt=prompts.question(size.long_tokens, "long", *seed), max_tokens=size.long_output)

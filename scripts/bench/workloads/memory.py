@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.asking import Ask
 from bench.bench import Bench
 from bench.clients import CacheStats, LoadFailed, Pool, cache_stats
 from bench.prompts import random_tokens
 from bench.results import OURS, Direction, Figure, Goal, Rounds, WorkloadResult
 from bench.servers import Contestant, Room, Server, TreeUse, Variant, cpu_by_process, running
+from bench.traffic import BenchRequest
 
 _ROOM = Room(pool_tokens=16384, request_tokens=2000)
 """For servers with 16 slots: in all as many cells as eight full contexts."""
@@ -35,10 +35,10 @@ class Size:
     requests: int = 8
     shared_tokens: int = 1000
 
-    def asks(self, *seed: object) -> list[Ask]:
+    def bench_requests(self, *seed: object) -> list[BenchRequest]:
         shared = random_tokens(self.shared_tokens, "memory", *seed)
         return [
-            Ask(
+            BenchRequest(
                 prompt=shared + random_tokens(self.own_tokens, "memory own", *seed, i),
                 max_tokens=self.output_tokens,
                 seed=i,
@@ -100,7 +100,7 @@ def run(bench: Bench) -> WorkloadResult:
     def measure(who: Contestant, number: int) -> MemoryRun:
         if number == 0 and not who.is_peer:
             with running(who.spec(bench.model, _ROOM), []):
-                pass  # its calibration is no part of "ready after"
+                pass  # its calibration is not part of "ready after"
         with bench.start(who, _ROOM) as server:
             start, before_s = time.perf_counter(), sum(cpu_by_process(server.pid).values())
             time.sleep(size.idle_s)
@@ -160,7 +160,7 @@ async def _load(size: Size, server: Server, number: int, *, is_ours: bool) -> Pe
     watcher = asyncio.create_task(peak.watch(server.port)) if is_ours else None
     try:
         for again in range(_TRIES):
-            await clients.closed_loop(size.asks(number, again), size.requests)
+            await clients.closed_loop(size.bench_requests(number, again), size.requests)
             clients.check()
             if watcher is None or peak.is_seen or watcher.done():
                 break

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from bench.asking import Ask, Priority, Trace, described, first_token_times
 from bench.bench import Bench
 from bench.clients import LoadFailed
 from bench.prompts import Prompts, about
 from bench.results import OURS, Direction, Figure, Goal, Rounds, WorkloadResult, percentile, ratios
 from bench.servers import Contestant, Room, Server, Variant
+from bench.traffic import BenchRequest, Priority, Trace, described, first_token_times
 
 _MARGIN = 1.1
 _PACE = 2.0
@@ -112,8 +112,8 @@ class Window:
 async def idle_requests(prompts: Prompts, size: Size, server: Server, number: int) -> list[Trace]:
     """Run interactive requests, one after the other. Raises LoadFailed."""
     clients = server.clients()
-    asks = itertools.islice(interactive_asks(prompts, size, "idle", number), size.idle_requests)
-    await clients.closed_loop(asks, 1)
+    requests = itertools.islice(interactive_requests(prompts, size, "idle", number), size.idle_requests)
+    await clients.closed_loop(requests, 1)
     clients.check()
     return clients.traces
 
@@ -135,8 +135,8 @@ def median_s(traces: Sequence[Trace]) -> float:
 
 
 async def run_both(bench: Bench, size: Size, server: Server, number: int) -> Window:
-    jobs = batch_asks(bench.prompts, size, "both", number)
-    shorts = interactive_asks(bench.prompts, size, "both", number)
+    jobs = batch_requests(bench.prompts, size, "both", number)
+    shorts = interactive_requests(bench.prompts, size, "both", number)
     return await run_window(size, server, jobs, shorts, window_arrivals(bench, size, number))
 
 
@@ -151,7 +151,11 @@ def window_arrivals(bench: Bench, size: Size, number: int) -> list[float]:
 
 
 async def run_window(
-    size: Size, server: Server, jobs: Iterator[Ask], shorts: Iterator[Ask], offsets: Sequence[float]
+    size: Size,
+    server: Server,
+    jobs: Iterator[BenchRequest],
+    shorts: Iterator[BenchRequest],
+    offsets: Sequence[float],
 ) -> Window:
     """Run the load. Batch goes on until the last interactive request is answered, and is then cut off."""
     batch, interactive = server.clients(), server.clients()
@@ -163,10 +167,10 @@ async def run_window(
     return Window(begin, begin + size.window_s, batch.traces, interactive.traces)
 
 
-def batch_asks(prompts: Prompts, size: Size, phase: str, number: int) -> Iterator[Ask]:
+def batch_requests(prompts: Prompts, size: Size, phase: str, number: int) -> Iterator[BenchRequest]:
     """Yield endless requests. Phases have the same lengths but other tokens, so no phase helps another."""
     for i in itertools.count():
-        yield Ask(
+        yield BenchRequest(
             prompt=prompts.question(about(size.batch_prompt, "batch", i), phase, number, i),
             max_tokens=about(size.batch_output, "output", i),
             seed=i,
@@ -174,9 +178,9 @@ def batch_asks(prompts: Prompts, size: Size, phase: str, number: int) -> Iterato
         )
 
 
-def interactive_asks(prompts: Prompts, size: Size, phase: str, number: int) -> Iterator[Ask]:
+def interactive_requests(prompts: Prompts, size: Size, phase: str, number: int) -> Iterator[BenchRequest]:
     for i in itertools.count():
-        yield Ask(
+        yield BenchRequest(
             prompt=prompts.question(about(size.short_prompt, "short", i), "short", phase, number, i),
             max_tokens=size.short_output,
             seed=i,
@@ -204,7 +208,7 @@ def run(bench: Bench) -> WorkloadResult:
             with bench.start(who, size.room) as server:
                 bench.say("  idle, then batch alone")
                 idle = asyncio.run(idle_requests(bench.prompts, size, server, number))
-                jobs = batch_asks(bench.prompts, size, "alone", number)
+                jobs = batch_requests(bench.prompts, size, "alone", number)
                 alone_per_s = asyncio.run(run_window(size, server, jobs, iter(()), [])).computed_per_s
                 idle_p50_s = percentile(first_token_times(idle), 50)
         with bench.start(who, size.room) as server:

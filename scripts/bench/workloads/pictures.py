@@ -7,13 +7,13 @@ import asyncio
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from bench.asking import Ask, Trace, first_token_times
 from bench.bench import Bench
 from bench.clients import LoadFailed
 from bench.media import picture_part, sound_part
 from bench.models import made_projector
 from bench.results import Contest, Direction, Goal, Line, Rounds, WorkloadResult, percentile
 from bench.servers import Contestant, Room, Server, ServerSpec, Variant
+from bench.traffic import BenchRequest, Trace, first_token_times
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 _POOL_TOKENS = 8192
@@ -29,7 +29,7 @@ class Size:
     """Value for `make_projector.py --kind`."""
     before_s: float = 12.0
     every_s: float = 1.0
-    """Interval of questions by the clock, because a stalled server must not be asked less."""
+    """Interval of questions by the clock, because a stalled server must not get fewer."""
     pixels: int = 1024
     sound_s: float = 0.0
     streams: int = 8
@@ -160,12 +160,12 @@ def _goals(runs: list[PicturesRun]) -> tuple[Goal, ...]:
 async def _measured(bench: Bench, size: Size, server: Server, number: int) -> PicturesRun:
     clients = server.clients()
 
-    def question(*seed: object) -> Ask:
-        return Ask(prompt=bench.prompts.question(size.question_tokens, *seed, number), max_tokens=2)
+    def question(*seed: object) -> BenchRequest:
+        return BenchRequest(prompt=bench.prompts.question(size.question_tokens, *seed, number), max_tokens=2)
 
     idle = [await clients.send(question("idle", at)) for at in range(size.idle_questions)]
-    asks = [
-        Ask(
+    requests = [
+        BenchRequest(
             prompt=bench.prompts.question(size.prompt_tokens, "stream", at, number),
             max_tokens=size.output_tokens,
             seed=at,
@@ -173,11 +173,11 @@ async def _measured(bench: Bench, size: Size, server: Server, number: int) -> Pi
         for at in range(size.streams)
     ]
     streams = server.clients()
-    running = [asyncio.create_task(streams.send(ask)) for ask in asks]
+    running = [asyncio.create_task(streams.send(request)) for request in requests]
     await asyncio.sleep(size.before_s)
     part = sound_part(size.sound_s, number) if size.sound_s else picture_part(size.pixels, number)
     content = [part, {"type": "text", "text": "What is it?"}]
-    about = Ask(messages=({"role": "user", "content": content},), max_tokens=8, temperature=0)
+    about = BenchRequest(messages=({"role": "user", "content": content},), max_tokens=8, temperature=0)
     looking = asyncio.create_task(clients.send(about))
     beside = list[asyncio.Task[Trace]]()
     while not (await asyncio.wait([looking], timeout=size.every_s))[0]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bench.asking import Ask
 from bench.bench import Bench
 from bench.clients import Clients
 from bench.prompts import random_tokens
 from bench.results import OURS, Contest, Direction, Goal, Line, WorkloadResult, ratios
 from bench.servers import SLOTS, Contestant, Room, Server, Variant
+from bench.traffic import BenchRequest
 from bench.workloads.batches import clients_in_words
 
 _POOL_TOKENS = 16384
@@ -88,8 +88,10 @@ async def _measure(server: Server, size: Size, number: int, at_once: int | None)
         # One token for each slot, so that all have the shared text and no cut-off request still runs. They
         # come at once, so that no slot gets two of them.
         num_slots, clients = min(side_by_side, SLOTS), server.clients()
-        probes = itertools.islice(asks(size, number, 0), num_slots)
-        await clients.closed_loop([msgspec.structs.replace(ask, max_tokens=1) for ask in probes], num_slots)
+        probes = itertools.islice(requests(size, number, 0), num_slots)
+        await clients.closed_loop(
+            [msgspec.structs.replace(request, max_tokens=1) for request in probes], num_slots
+        )
         clients.check()
         enough = max(_ENOUGH, side_by_side)
         speeds[num_clients] = await _speed(server, size, number, num_clients, enough)
@@ -100,7 +102,7 @@ async def _speed(server: Server, size: Size, number: int, num_clients: int, enou
     """Requests/s while all clients are busy. With fewer answers than requests it would be too low."""
     clients = server.clients()
     start = time.perf_counter()
-    async with clients.endless(asks(size, number, num_clients), num_clients):
+    async with clients.endless(requests(size, number, num_clients), num_clients):
         wanted, is_late = max(size.least_requests, 2 * num_clients), False
         while len(_ends(clients)) < (enough if is_late else wanted):
             clients.check()
@@ -116,11 +118,11 @@ def _ends(clients: Clients) -> list[float]:
     return [trace.end for trace in clients.traces if trace.end is not None]
 
 
-def asks(size: Size, number: int, num_clients: int) -> Iterator[Ask]:
+def requests(size: Size, number: int, num_clients: int) -> Iterator[BenchRequest]:
     """Yield endless requests of one point, or for 0 clients those that make the shared text known."""
     shared = random_tokens(size.shared_tokens, "throughput", number)
     for i in itertools.count():
-        yield Ask(
+        yield BenchRequest(
             prompt=shared + random_tokens(size.own_tokens, "question", number, num_clients, i),
             max_tokens=size.output_tokens,
             seed=i,

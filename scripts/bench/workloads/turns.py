@@ -10,12 +10,12 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.asking import Ask, Message, Trace, first_token_times
 from bench.bench import Bench
 from bench.clients import Clients, LoadFailed
 from bench.prompts import random_words
 from bench.results import Direction, WorkloadResult, percentile
 from bench.servers import Contestant, Room, Server, Variant
+from bench.traffic import BenchRequest, Message, Trace, first_token_times
 
 _POOL_TOKENS = 16384
 _TOKENS_PER_WORD = 1.5
@@ -42,7 +42,7 @@ QUICK = Size(conversations=2, turns=5, system_words=40, user_words=20, answer_to
 
 
 class Conversation:
-    """One user, who waits for each answer and sends all earlier text with the next question."""
+    """Conversation in turns: each question follows the answer before, and is sent with all earlier text."""
 
     def __init__(self, size: Size, *seed: object) -> None:
         self._size = size
@@ -53,11 +53,13 @@ class Conversation:
         self.traces: list[Trace] = []
 
     async def turn(self, clients: Clients) -> None:
-        """Ask once. Raises LoadFailed if there is no whole answer."""
-        asked = random_words(self._size.user_words, *self._seed, len(self.traces))
-        self._messages.append({"role": "user", "content": asked})
-        ask = Ask(messages=tuple(self._messages), max_tokens=self._size.answer_tokens, seed=len(self.traces))
-        trace = await clients.send(ask)
+        """Send the next question. Raises LoadFailed if the answer is incomplete."""
+        question = random_words(self._size.user_words, *self._seed, len(self.traces))
+        self._messages.append({"role": "user", "content": question})
+        request = BenchRequest(
+            messages=tuple(self._messages), max_tokens=self._size.answer_tokens, seed=len(self.traces)
+        )
+        trace = await clients.send(request)
         if trace.error is not None or trace.usage is None:
             raise LoadFailed(trace.error or "the answer has no usage")
         self._messages.append({"role": "assistant", "content": trace.text})

@@ -1,4 +1,4 @@
-"""Which route a request means, where nobody needs to be asked for that, and routers that are refused."""
+"""Decisions of routers without a model, and routers that are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from openai_cpu_server.models.routing.options import (
     problem,
 )
 
-ASKED = RouterInput(
+INPUT = RouterInput(
     texts=("hi",),
     request="hi",
     max_tokens=None,
@@ -65,20 +65,20 @@ CASCADE = Cascade(small="small", large="large", mean_logprob=-1.0, when_streamin
 def test_a_rule_holds_if_all_of_it_does(
     rule: dict[str, object], changes: dict[str, object], holds: bool
 ) -> None:
-    asked = msgspec.structs.replace(ASKED, **changes)
-    found = by_rules([Rule(route="large", **rule)], asked, lambda: asked.given_tokens)  # type: ignore[arg-type]
+    router_input = msgspec.structs.replace(INPUT, **changes)
+    found = by_rules([Rule(route="large", **rule)], router_input, lambda: router_input.given_tokens)  # type: ignore[arg-type]
     assert (found is not None) == holds
 
 
 def test_the_first_rule_that_holds_decides_and_tokens_are_counted_only_if_they_matter() -> None:
     def count() -> int:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no rule needs the count")
 
     rules = [Rule(route="a", tools=True), Rule(route="b", schema=False), Rule(route="c", schema=False)]
-    assert by_rules(rules, ASKED, count) == (2, rules[1])
+    assert by_rules(rules, INPUT, count) == (2, rules[1])
 
 
-def test_shares_are_kept_and_a_label_stays_where_it_is() -> None:
+def test_routes_are_drawn_by_weight_and_a_label_keeps_its_route() -> None:
     shares = Shares(weights=(("a", 3.0), ("never", 0.0), ("b", 1.0)), sticky=Stickiness.USER)
     labels = [f"user:{number}" for number in range(4000)]
     drawn = [by_share(shares, sticky_draw("auto", label)) for label in labels]
@@ -90,7 +90,7 @@ def test_shares_are_kept_and_a_label_stays_where_it_is() -> None:
 
 
 @pytest.mark.parametrize(("draw", "route"), [(0.0, "a"), (0.74, "a"), (0.75, "b"), (1 - 2**-53, "b")])
-def test_the_ends_of_shares(draw: float, route: str) -> None:
+def test_draws_at_the_borders_of_shares(draw: float, route: str) -> None:
     shares = Shares(weights=(("none", 0.0), ("a", 3.0), ("b", 1.0), ("last", 0.0)), sticky=Stickiness.KEY)
     assert by_share(shares, draw) == route
 
@@ -136,11 +136,11 @@ def router(name: str, way: Way = Rules(()), **routes: str) -> RouterOptions:  # 
     return RouterOptions(names=(name, f"{name}-too"), routes=routes, otherwise=next(iter(routes)), way=way)
 
 
-def test_models_and_routers_that_end_at_models_are_fine() -> None:
-    asks = Classifier(model="small", prompt="{request}", timeout_s=1)
+def test_routes_to_models_and_to_routers_that_end_at_models_are_accepted() -> None:
+    classifier = Classifier(model="small", prompt="{request}", timeout_s=1)
     routers = [
         router("one", a="small", b="two-too", c="small:adapter"),
-        router("two", asks, a="small", b="broken"),
+        router("two", classifier, a="small", b="broken"),
         router("three", CASCADE, a="small", b="broken"),
         router(
             "four", Examples(model="vectors", texts=(), least_similarity=0, timeout_s=1), a="one", b="two"
@@ -150,7 +150,7 @@ def test_models_and_routers_that_end_at_models_are_fine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("routers", "said"),
+    ("routers", "message"),
     [
         ([router("r", a="none")], "a = 'none': unknown model; the models are small, vectors"),
         ([router("r", a="vectors")], "a = 'vectors' embeds: it must be a model that generates text"),
@@ -167,7 +167,7 @@ def test_models_and_routers_that_end_at_models_are_fine() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(routers: list[RouterOptions], said: str) -> None:
-    found = problem(routers, KINDS)
-    assert said in found
-    assert "\n" not in found
+def test_a_bad_router_is_refused_in_one_line(routers: list[RouterOptions], message: str) -> None:
+    refusal = problem(routers, KINDS)
+    assert message in refusal
+    assert "\n" not in refusal

@@ -1,12 +1,12 @@
 // Requests to the server: JSON with a key, errors with useful messages, event streams.
 import { signal } from "@preact/signals";
-import { keptInTab } from "../base/storage.js";
+import { inTab } from "../base/storage.js";
 
 /** The API key, or "". It is in session storage, so other tabs and later sessions do not see it. */
-export const key = signal(keptInTab.get("key") ?? "");
+export const key = signal(inTab.get("key") ?? "");
 
 export function setKey(value) {
-  keptInTab.set("key", value);
+  inTab.set("key", value);
   key.value = value;
 }
 
@@ -95,7 +95,7 @@ export async function call(method, path, options) {
 export async function* events(path, { method = "GET", body, signal, headers, comments = false } = {}) {
   const response = await request(method, path, { body, signal, headers });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
+  let rest = "";
   let name = "message";
   let data = [];
   let id;
@@ -106,8 +106,8 @@ export async function* events(path, { method = "GET", body, signal, headers, com
         throw new Unreachable();
       });
       if (done) return;
-      const lines = (held + value).split("\n");
-      held = lines.pop();
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
       for (const line of lines.map((ended) => ended.replace(/\r$/, ""))) {
         if (line.startsWith("event:")) name = line.slice(6).trim();
         else if (line.startsWith("id:")) id = line.slice(3).trim();

@@ -43,7 +43,7 @@ export async function look() {
   looking = true;
   clearTimeout(timer);
   try {
-    await ask();
+    await poll();
   } finally {
     looking = false;
     timer = setTimeout(look, isCalm() ? CALM_MS : BUSY_MS);
@@ -54,7 +54,7 @@ function isCalm() {
   return document.hidden || ["ready", "asleep", "degraded"].includes(serverState.value);
 }
 
-async function ask() {
+async function poll() {
   const before = JSON.stringify([serverState.value, health.value?.models]);
   try {
     health.value = await call("GET", "/health");
@@ -83,7 +83,7 @@ export async function loadModels() {
   }
 }
 
-/** Does not start any of them. */
+/** Lists the MCP servers without starting any. */
 export async function loadMcpServers() {
   try {
     mcpServers.value = (await call("GET", "/v1/mcp")).data;
@@ -94,7 +94,7 @@ export async function loadMcpServers() {
 }
 
 /** Lists the tools of one server, which starts it. */
-export async function askMcpServer(name) {
+export async function loadMcpServer(name) {
   const card = await call("GET", `/v1/mcp/${encodeURIComponent(name)}`);
   mcpServers.value = mcpServers.peek().map((one) => (one.name === name ? card : one));
 }

@@ -20,39 +20,39 @@ let number = 0;
 const live = new Map();
 
 /**
- * Sends the request. `hear` gets {chunk}, {loading: share}, and {kept}: whether the stream can be resumed as `name`. Then
- * chunks have an `event_id`. Returns at the end of the answer. Raises Unreachable, ApiError; an AbortError after
+ * Sends the request. `onNews` gets {chunk}, {loading: share}, and {resumable}: whether the stream can be resumed as `name`.
+ * Then chunks have an `event_id`. Returns at the end of the answer. Raises Unreachable, ApiError; an AbortError after
  * `signal`.
  */
-export async function ask(name, body, hear, signal) {
-  const keptStream = () => {
-    hear({ kept: true });
-    return overHttp(ROUTE, { method: "POST", body, headers: { "x-conversation-id": name } }, hear, signal);
+export async function send(name, body, onNews, signal) {
+  const storedStream = () => {
+    onNews({ resumable: true });
+    return overHttp(ROUTE, { method: "POST", body, headers: { "x-conversation-id": name } }, onNews, signal);
   };
   try {
-    if (await amongFew("stream", MOST_STREAMS, keptStream)) return;
+    if (await amongFew("stream", MOST_STREAMS, storedStream)) return;
   } catch (error) {
     if (error.status !== TOO_MANY) throw error; // too many stored streams of clients without a key
-    hear({ kept: false });
+    onNews({ resumable: false });
   }
   if (Date.now() > blockedUntil) {
     const open = await opened();
-    if (open) return onSocket(open, body, hear, signal);
-    await call("GET", "/v1/models", { signal }); // its error says whether the key or the server is the reason
+    if (open) return onSocket(open, body, onNews, signal);
+    await call("GET", "/v1/models", { signal }); // its error shows whether the key or the server is the reason
     blockedUntil = Date.now() + BLOCKED_MS;
   }
-  return overHttp(ROUTE, { method: "POST", body }, hear, signal);
+  return overHttp(ROUTE, { method: "POST", body }, onNews, signal);
 }
 
-/** Resumes a stream after the last event, or from its beginning if undefined. Raises like `ask`, and an
+/** Resumes a stream after the last event, or from its beginning if undefined. Raises like `send`, and an
  * ApiError if the stream does not exist. */
-export function takeUp(name, lastEvent, hear, signal) {
+export function resume(name, lastEvent, onNews, signal) {
   const headers = lastEvent === undefined ? {} : { "last-event-id": lastEvent };
-  return overHttp(`${ROUTE}/${encodeURIComponent(name)}/stream`, { headers }, hear, signal);
+  return overHttp(`${ROUTE}/${encodeURIComponent(name)}/stream`, { headers }, onNews, signal);
 }
 
 /** Ends the stream of this name, which would otherwise continue. */
-export function letGo(name) {
+export function discard(name) {
   return call("DELETE", `${ROUTE}/${encodeURIComponent(name)}`).catch(() => {}); // it has ended, or the server is down
 }
 
@@ -66,25 +66,25 @@ async function opened() {
 function fresh() {
   const url = address(ROUTE);
   url.protocol = url.protocol.replace("http", "ws");
-  let made;
+  let created;
   try {
-    made = new WebSocket(url, ["openai-chat-completions", ...(key.value ? [`openai-insecure-api-key.${key.value}`] : [])]);
+    created = new WebSocket(url, ["openai-chat-completions", ...(key.value ? [`openai-insecure-api-key.${key.value}`] : [])]);
   } catch {
-    made = new EventTarget(); // the browser has no WebSockets, or the key has characters that a subprotocol cannot have
-    made.readyState = CLOSED;
-    queueMicrotask(() => made.dispatchEvent(new Event("close")));
+    created = new EventTarget(); // the browser has no WebSockets, or the key has characters that a subprotocol cannot have
+    created.readyState = CLOSED;
+    queueMicrotask(() => created.dispatchEvent(new Event("close")));
   }
-  made.usedKey = key.value;
-  made.ready = new Promise((resolve) => {
-    made.addEventListener("open", () => resolve(true));
-    made.addEventListener("close", () => resolve(false));
+  created.usedKey = key.value;
+  created.ready = new Promise((resolve) => {
+    created.addEventListener("open", () => resolve(true));
+    created.addEventListener("close", () => resolve(false));
   });
-  made.addEventListener("message", (event) => heard(JSON.parse(event.data)));
-  made.addEventListener("close", ({ code }) => lost(made, code));
-  return made;
+  created.addEventListener("message", (event) => receive(JSON.parse(event.data)));
+  created.addEventListener("close", ({ code }) => lost(created, code));
+  return created;
 }
 
-function onSocket(open, body, hear, signal) {
+function onSocket(open, body, onNews, signal) {
   const id = `q${++number}`;
   const message = JSON.stringify({ request_id: id, ...body });
   clearTimeout(closing);
@@ -102,7 +102,7 @@ function onSocket(open, body, hear, signal) {
     live.set(id, {
       open,
       size: message.length,
-      hear,
+      onNews,
       done: () => end(resolve),
       fail: (error) => end(reject, signal?.aborted ? stopped() : error),
     });
@@ -116,12 +116,12 @@ function stopped() {
   return new DOMException("stopped", "AbortError");
 }
 
-function heard(message) {
-  const asked = live.get(message.request_id);
-  if (!asked) return;
-  if (message.done) asked.done();
-  else if (message.error) asked.fail(new ApiError(message.status ?? 500, message.error, message.headers));
-  else asked.hear(news(message));
+function receive(message) {
+  const request = live.get(message.request_id);
+  if (!request) return;
+  if (message.done) request.done();
+  else if (message.error) request.fail(new ApiError(message.status ?? 500, message.error, message.headers));
+  else request.onNews(news(message));
 }
 
 function news(message) {
@@ -130,23 +130,23 @@ function news(message) {
 
 function lost(closed, code) {
   if (socket === closed) socket = null;
-  const cut = [...live.values()].filter((asked) => asked.open === closed).sort((a, b) => b.size - a.size);
+  const cut = [...live.values()].filter((request) => request.open === closed).sort((a, b) => b.size - a.size);
   // The server closed the socket because of one message, which can only be the largest. The others use a new socket.
   if (code === TOO_LARGE) cut.shift()?.fail(new ApiError(413, { message: "This conversation is larger than the server accepts.", code: "request_too_large" }));
-  for (const asked of cut) asked.fail(new Unreachable());
+  for (const request of cut) request.fail(new Unreachable());
 }
 
-async function overHttp(path, options, hear, signal) {
+async function overHttp(path, options, onNews, signal) {
   for await (const { event, data, id } of events(path, { ...options, signal, comments: true })) {
-    if (event === "comment") hearComment(data, hear);
+    if (event === "comment") reportLoading(data, onNews);
     else if (event === "error") throw new ApiError(500, JSON.parse(data).error);
     else if (data === "[DONE]") return;
-    else hear({ chunk: { ...JSON.parse(data), event_id: id } });
+    else onNews({ chunk: { ...JSON.parse(data), event_id: id } });
   }
   throw new Unreachable(); // it was cut before its end
 }
 
-function hearComment(text, hear) {
+function reportLoading(text, onNews) {
   const loading = text.match(/model is loading \((\d+) %\)/);
-  if (loading) hear({ loading: Number(loading[1]) / 100 });
+  if (loading) onNews({ loading: Number(loading[1]) / 100 });
 }

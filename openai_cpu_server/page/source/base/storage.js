@@ -21,13 +21,13 @@ const local = () => localStorage;
 const session = () => sessionStorage;
 
 /** Stored until this browser's data is cleared. */
-export const kept = {
+export const inBrowser = {
   get: (name) => read(local, `ocs-${name}`),
   set: (name, value) => write(local, `ocs-${name}`, value),
 };
 
 /** Stored until this tab is closed. Other tabs do not see it. */
-export const keptInTab = {
+export const inTab = {
   get: (name) => read(session, `ocs-${name}`),
   set: (name, value) => write(session, `ocs-${name}`, value),
 };

@@ -44,19 +44,19 @@ function take(message, chunk) {
 }
 
 /** Reason for waiting: its place in the queue, or the progress of its prompt. */
-export function waiting(told) {
-  const { place, processed, total, cache: cached, seconds_left: leftS } = told;
+export function waiting(progress) {
+  const { place, processed, total, cache: cached, seconds_left: leftS } = progress;
   const until = Date.now() + 1000 * (leftS ?? 0);
   return place === null ? { why: "prompt", processed, total, cached, until } : { why: "queue", position: place, until };
 }
 
-function withCall(calls, { index, id, function: said }) {
+function withCall(calls, { index, id, function: delta }) {
   const after = [...calls];
   const before = after[index] ?? { id: "", name: "", arguments: "" };
   after[index] = {
     id: id ?? before.id,
-    name: before.name + (said?.name ?? ""),
-    arguments: before.arguments + (said?.arguments ?? ""),
+    name: before.name + (delta?.name ?? ""),
+    arguments: before.arguments + (delta?.arguments ?? ""),
   };
   return after;
 }
@@ -68,7 +68,7 @@ function summed(before, usage) {
 }
 
 /** Whether it can continue after a cut: text without a schema, and without calls made since. */
-export function canGoOn(message) {
+export function canContinue(message) {
   return !message.parts && Boolean(message.content || message.reasoning) && !message.toolCalls.length && !message.schema;
 }
 

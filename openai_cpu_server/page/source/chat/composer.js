@@ -6,7 +6,7 @@ import { Icon } from "../base/icons.js";
 import { count, playingTime } from "../base/numbers.js";
 import { mcpServers, models } from "../api/server.js";
 import { isAbandoned, isRunning } from "./answer.js";
-import { giveResults, say, stop } from "./asking.js";
+import { giveResults, say, stop } from "./generation.js";
 import { changeSettings, current, path, watched } from "./conversations.js";
 import { readFiles, sizeOf } from "./files.js";
 import { showsPanel } from "./layout.js";
@@ -56,11 +56,11 @@ export function Composer() {
     say(last?.id ?? null, text.trim(), files);
   };
   const attach = (list) => {
-    const given = [...list]; // dropped or pasted items may disappear later
+    const items = [...list]; // dropped or pasted items may disappear later
     setNumRead((before) => before + 1); // a message is sent only after its files are read
     reading.current = reading.current.then(async () => { // in the order in which they were added, large or small
       const shown = [...path.value, { files: held.current }].flatMap((message) => message.files ?? []);
-      const read = await readFiles(given, { takes: takenBy(chosenModel()), shown });
+      const read = await readFiles(items, { takes: takenBy(chosenModel()), shown });
       held.current = [...held.current, ...read.files];
       setFiles(held.current);
       setProblems(read.problems);

@@ -1,7 +1,7 @@
 // State of the conversations: in memory, in the store, and in messages to other tabs.
 import { computed, signal } from "@preact/signals";
 import { newId } from "../base/ids.js";
-import { kept } from "../base/storage.js";
+import { inBrowser } from "../base/storage.js";
 import { FRESH } from "./request.js";
 import * as store from "./store.js";
 import { below, newestLeaf, pathTo } from "./tree.js";
@@ -30,7 +30,7 @@ function fresh() {
 /** Copies the last choices to a new conversation, except the system prompt and the schema. */
 function lastSettings() {
   try {
-    return JSON.parse(kept.get("settings") ?? "{}");
+    return JSON.parse(inBrowser.get("settings") ?? "{}");
   } catch {
     return {};
   }
@@ -75,7 +75,7 @@ const gone = new Set();
 /** Ids of conversations deleted here or in another tab. One that was being read or changed must stay deleted. */
 const discarded = new Set();
 
-function bury(ids) {
+function forget(ids) {
   for (const id of ids) {
     gone.add(id);
     live.get(id)?.stop();
@@ -110,20 +110,20 @@ export async function add(conversation, fields) {
 export async function update(message, { lasting = true } = {}) {
   if (gone.has(message.id) || discarded.has(message.conversation)) return;
   show(message);
-  if (lasting) await keep({ puts: { messages: [message] } }, { message });
+  if (lasting) await save({ puts: { messages: [message] } }, { message });
 }
 
 export async function remove(id) {
   const all = messages.peek();
   const ids = below(all, id);
-  bury(ids);
+  forget(ids);
   const { parent } = all.get(id);
   const left = new Map([...all].filter(([key]) => !gone.has(key)));
   messages.value = left;
   const siblings = [...left.values()].filter((one) => one.parent === parent).sort((a, b) => a.created - b.created);
   const leaf = siblings.length ? newestLeaf(left, siblings.at(-1).id) : parent;
   await change(current.peek().id, { leaf });
-  await keep({ deletes: { messages: ids } }, { opened: current.peek().id, gone: ids });
+  await save({ deletes: { messages: ids } }, { opened: current.peek().id, gone: ids });
 }
 
 // -- conversations -----------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ export async function change(id, fields, itsMessages = []) {
   if (isOpen) current.value = wasKept ? after : { ...after, isFresh };
   if (!wasKept) return;
   listed(after);
-  await keep({ puts: { conversations: [after], messages: itsMessages } }, { conversation: after, added: itsMessages });
+  await save({ puts: { conversations: [after], messages: itsMessages } }, { conversation: after, added: itsMessages });
 }
 
 function listed(conversation) {
@@ -150,43 +150,43 @@ export async function changeSettings(fields) {
   const settings = { ...current.peek().settings, ...fields };
   await change(current.peek().id, { settings });
   const { model, priority, options } = settings;
-  kept.set("settings", JSON.stringify({ model, priority, options }));
+  inBrowser.set("settings", JSON.stringify({ model, priority, options }));
 }
 
 export async function discard(id) {
-  hearEnd(id);
+  receiveDeletion(id);
   const its = (await store.messagesOf(id)).map((message) => message.id);
-  bury(its);
-  await keep({ deletes: { conversations: [id], messages: its } }, { discarded: id });
+  forget(its);
+  await save({ deletes: { conversations: [id], messages: its } }, { discarded: id });
 }
 
 /** Adds a complete conversation to the existing ones. */
 export async function adopt(conversation, itsMessages) {
   listed(conversation);
-  await keep({ puts: { conversations: [conversation], messages: itsMessages } }, { conversation });
+  await save({ puts: { conversations: [conversation], messages: itsMessages } }, { conversation });
 }
 
 // -- keeping, and other tabs -------------------------------------------------------------------------
 
-async function keep(what, told) {
+async function save(writes, notice) {
   try {
-    await store.write(what);
+    await store.write(writes);
     keepingProblem.value = store.isForgetful ? "This browser stores nothing for this page: your conversations are lost when you close it." : null;
   } catch (error) {
     keepingProblem.value = `This browser could not save the conversation: ${error?.message ?? "its storage is full"}`;
   }
-  channel?.postMessage(told); // other tabs can read it from the store only now
+  channel?.postMessage(notice); // other tabs can read it from the store only now
 }
 
 channel?.addEventListener("message", ({ data }) => {
-  if (data.conversation) hearOf(data.conversation, data.added ?? []);
-  if (data.message) hearMessage(data.message);
-  if (data.gone) bury(data.gone);
-  if (data.discarded) hearEnd(data.discarded);
+  if (data.conversation) receiveConversation(data.conversation, data.added ?? []);
+  if (data.message) receiveMessage(data.message);
+  if (data.gone) forget(data.gone);
+  if (data.discarded) receiveDeletion(data.discarded);
   if (data.opened === current.peek().id) reopen();
 });
 
-function hearOf(conversation, added) {
+function receiveConversation(conversation, added) {
   if (discarded.has(conversation.id)) return;
   listed(conversation);
   if (conversation.id !== current.peek().id) return;
@@ -198,15 +198,15 @@ function hearOf(conversation, added) {
   current.value = conversation;
 }
 
-function hearMessage(message) {
+function receiveMessage(message) {
   if (message.conversation !== current.peek().id || live.has(message.id) || gone.has(message.id)) return;
   if (messages.peek().has(message.id)) show(message);
   else messages.value = new Map(messages.peek()).set(message.id, message);
 }
 
-function hearEnd(id) {
+function receiveDeletion(id) {
   discarded.add(id);
-  bury(liveIn(id));
+  forget(liveIn(id));
   conversations.value = conversations.peek().filter((one) => one.id !== id);
   if (current.peek().id === id) startAnew();
 }

@@ -6,8 +6,8 @@ export function Figures({ message }) {
   const { usage, timings, firstTokenMs, model, priority } = message;
   if (!usage) return null;
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  const { image_tokens: seen, audio_tokens: heard } = usage.prompt_tokens_details ?? {};
-  const shown = [["Pictures in it", seen], ["Sounds in it", heard]].filter(([, tokens]) => tokens > 0);
+  const { image_tokens: pictureTokens, audio_tokens: soundTokens } = usage.prompt_tokens_details ?? {};
+  const shown = [["Pictures in it", pictureTokens], ["Sounds in it", soundTokens]].filter(([, tokens]) => tokens > 0);
   const share = usage.prompt_tokens ? cached / usage.prompt_tokens : 0;
   const thoughts = usage.completion_tokens_details?.reasoning_tokens;
   const rate = timings && timings.generation_ms > 0 ? (1000 * timings.tokens_generated) / timings.generation_ms : null;

@@ -25,9 +25,9 @@ export async function readFiles(list, { takes, shown }) {
   const problems = [];
   for (const file of list) {
     try {
-      const given = await read(file, takes);
-      if (!isRoom([...shown, ...files, given])) throw new Refused(`${file.name} does not fit into this conversation: start a new one.`);
-      files.push(given);
+      const attached = await read(file, takes);
+      if (!isRoom([...shown, ...files, attached])) throw new Refused(`${file.name} does not fit into this conversation: start a new one.`);
+      files.push(attached);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       problems.push(error.message);
@@ -73,10 +73,10 @@ async function readPicture(file) {
 
 async function readSound(file) {
   if (file.size > LARGEST_SOUND_BYTES) throw new Refused(`${file.name} is larger than ${bytes(LARGEST_SOUND_BYTES)}.`);
-  const told = await secondsOf(file);
-  const isLong = Number.isFinite(told) && told > MOST_SECONDS;
+  const duration = await secondsOf(file);
+  const isLong = Number.isFinite(duration) && duration > MOST_SECONDS;
   if (isLong) throw new Refused(`${file.name} is longer than 20 minutes.`);
-  const { blob, seconds } = await asSent(file, told);
+  const { blob, seconds } = await asSent(file, duration);
   if (seconds < LEAST_SECONDS) throw new Refused(`${file.name} is too short.`);
   return { sound: await asDataUri(blob), seconds };
 }

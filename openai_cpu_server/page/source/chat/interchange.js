@@ -19,7 +19,7 @@ export async function exported(ids) {
   return { format: FORMAT, version: 1, exported: new Date().toISOString(), conversations: entries };
 }
 
-/** Imports a file and returns the number of conversations. Raises an Error that says what is wrong with the file. */
+/** Imports a file and returns the number of conversations. Raises an Error that describes the fault of the file. */
 export async function imported(text) {
   const entries = entriesOf(text);
   for (const { conversation, messages } of entries) {
@@ -114,26 +114,26 @@ function fileOf(file) {
 
 /** Parts as in response.js. Pending approvals belonged to another server or another day, so they count as decided. */
 function partOf(part) {
-  const said = { id: string(part.id).slice(0, 64) || newId(), name: string(part.name), arguments: string(part.arguments) };
+  const call = { id: string(part.id).slice(0, 64) || newId(), name: string(part.name), arguments: string(part.arguments) };
   const server = string(part.server);
   switch (part.kind) {
     case "call": {
       const state = ["completed", "failed"].includes(part.state) ? part.state : "stopped"; // the call will not be made
-      const answers = { output: given(part.output), error: given(part.error), durationMs: number(part.durationMs), approvalId: given(part.approvalId) };
-      return { kind: "call", ...said, server, state, ...answers };
+      const answers = { output: optionalString(part.output), error: optionalString(part.error), durationMs: number(part.durationMs), approvalId: optionalString(part.approvalId) };
+      return { kind: "call", ...call, server, state, ...answers };
     }
     case "approval":
-      return { kind: "approval", ...said, server, isApproved: part.isApproved === true };
+      return { kind: "approval", ...call, server, isApproved: part.isApproved === true };
     case "function":
-      return { kind: "function", ...said };
+      return { kind: "function", ...call };
     case "unlisted":
-      return { kind: "unlisted", server, error: given(part.error) };
+      return { kind: "unlisted", server, error: optionalString(part.error) };
     default:
       return { kind: part.kind === "thoughts" ? "thoughts" : "text", text: string(part.text) };
   }
 }
 
-const given = (value) => (typeof value === "string" ? value : undefined);
+const optionalString = (value) => (typeof value === "string" ? value : undefined);
 
 /** Imports the choice of tools, but never calls without approval, because a file may come from anywhere. */
 function mcpOf(servers) {
@@ -141,43 +141,43 @@ function mcpOf(servers) {
   return Object.fromEntries(entries.map(([name, { tools }]) => [name, { tools: Array.isArray(tools) ? tools.map(string) : null, ask: "always" }]));
 }
 
-function usageOf(given) {
-  if (!given) return undefined;
+function usageOf(usage) {
+  if (!usage) return undefined;
   return {
-    prompt_tokens: number(given.prompt_tokens) ?? 0,
-    completion_tokens: number(given.completion_tokens) ?? 0,
-    total_tokens: number(given.total_tokens) ?? 0,
+    prompt_tokens: number(usage.prompt_tokens) ?? 0,
+    completion_tokens: number(usage.completion_tokens) ?? 0,
+    total_tokens: number(usage.total_tokens) ?? 0,
     prompt_tokens_details: {
-      cached_tokens: number(given.prompt_tokens_details?.cached_tokens) ?? 0,
-      image_tokens: number(given.prompt_tokens_details?.image_tokens),
-      audio_tokens: number(given.prompt_tokens_details?.audio_tokens),
+      cached_tokens: number(usage.prompt_tokens_details?.cached_tokens) ?? 0,
+      image_tokens: number(usage.prompt_tokens_details?.image_tokens),
+      audio_tokens: number(usage.prompt_tokens_details?.audio_tokens),
     },
-    completion_tokens_details: { reasoning_tokens: number(given.completion_tokens_details?.reasoning_tokens) ?? 0 },
+    completion_tokens_details: { reasoning_tokens: number(usage.completion_tokens_details?.reasoning_tokens) ?? 0 },
   };
 }
 
-function timingsOf(given) {
+function timingsOf(timings) {
   const needed = ["queue_ms", "prefill_ms", "generation_ms", "latency_ms", "tokens_generated"];
-  if (!given || !needed.every((name) => number(given[name]) !== undefined)) return undefined;
-  return Object.fromEntries(Object.entries(given).filter(([, value]) => number(value) !== undefined));
+  if (!timings || !needed.every((name) => number(timings[name]) !== undefined)) return undefined;
+  return Object.fromEntries(Object.entries(timings).filter(([, value]) => number(value) !== undefined));
 }
 
-function settingsOf(given) {
-  const options = Object.entries(record(given.options) ?? {}).filter(([, value]) => ["string", "number", "boolean"].includes(typeof value));
-  const tools = list(given.tools).map((tool) => ({ name: string(tool.name), description: string(tool.description), parameters: string(tool.parameters) }));
+function settingsOf(settings) {
+  const options = Object.entries(record(settings.options) ?? {}).filter(([, value]) => ["string", "number", "boolean"].includes(typeof value));
+  const tools = list(settings.tools).map((tool) => ({ name: string(tool.name), description: string(tool.description), parameters: string(tool.parameters) }));
   return {
     ...FRESH,
-    model: string(given.model) || null,
-    priority: given.priority === "batch" ? "batch" : "interactive",
-    system: string(given.system),
+    model: string(settings.model) || null,
+    priority: settings.priority === "batch" ? "batch" : "interactive",
+    system: string(settings.system),
     options: Object.fromEntries(options.map(([name, value]) => [name, typeof value === "number" ? String(value) : value])),
-    form: given.form === "schema" ? "schema" : "text",
-    schema: string(given.schema),
-    strict: given.strict !== false,
-    usesTools: given.usesTools === true,
+    form: settings.form === "schema" ? "schema" : "text",
+    schema: string(settings.schema),
+    strict: settings.strict !== false,
+    usesTools: settings.usesTools === true,
     tools,
-    toolChoice: string(given.toolChoice) || "auto",
-    mcp: mcpOf(given.mcp),
-    mcpChoice: string(given.mcpChoice),
+    toolChoice: string(settings.toolChoice) || "auto",
+    mcp: mcpOf(settings.mcp),
+    mcpChoice: string(settings.mcpChoice),
   };
 }

@@ -3,7 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Button, Field } from "../base/controls.js";
 import { ApiError, Unreachable } from "../api/client.js";
-import { askMcpServer, loadMcpServers, mcpServers } from "../api/server.js";
+import { loadMcpServer, loadMcpServers, mcpServers } from "../api/server.js";
 import { visible } from "../text/visible.js";
 import { changeSettings, current } from "./conversations.js";
 import { usedServers } from "./request.js";
@@ -34,18 +34,18 @@ function change(name, fields) {
 
 function Server({ card, used }) {
   const { name, state, error, last_words: lastWords, tools } = card;
-  const [asking, setAsking] = useState(false);
+  const [loading, setLoading] = useState(false);
   const [problem, setProblem] = useState(null);
   const look = async () => {
-    setAsking(true);
+    setLoading(true);
     setProblem(null);
     try {
-      await askMcpServer(name);
+      await loadMcpServer(name);
     } catch (failure) {
       if (!(failure instanceof ApiError || failure instanceof Unreachable)) throw failure;
       setProblem(failure.message);
     }
-    setAsking(false);
+    setLoading(false);
   };
   const toggle = (event) => {
     change(name, event.target.checked ? {} : null);
@@ -56,11 +56,11 @@ function Server({ card, used }) {
     <legend class="hidden-text">MCP server ${name}</legend>
     <div class="mcp-head">
       <label class="check"><input type="checkbox" checked=${Boolean(used)} onChange=${toggle} /><strong>${name}</strong></label>
-      <span class="mcp-state" role="status"><span class=${`dot ${asking ? "loading" : state}`} aria-hidden="true"></span>${asking ? STATES.starting : STATES[state]}</span>
+      <span class="mcp-state" role="status"><span class=${`dot ${loading ? "loading" : state}`} aria-hidden="true"></span>${loading ? STATES.starting : STATES[state]}</span>
     </div>
     ${why && html`<p class="mcp-why" role="alert">${visible(why)}</p>`}
     ${why && lastWords?.length > 0 && html`<details><summary>Last output</summary><pre tabindex="0" role="region" aria-label=${`Last output of ${name}`}>${visible(lastWords.join("\n"))}</pre></details>`}
-    ${tools ? html`<${Tools} name=${name} tools=${tools} used=${used} />` : html`<div class="row"><${Button} disabled=${asking} onClick=${look}>${state === "failed" ? "Try again" : "Show tools"}</${Button}></div>`}
+    ${tools ? html`<${Tools} name=${name} tools=${tools} used=${used} />` : html`<div class="row"><${Button} disabled=${loading} onClick=${look}>${state === "failed" ? "Try again" : "Show tools"}</${Button}></div>`}
     ${used && html`<${Field} label="Ask me">
       ${(field) => html`<select ...${field} value=${used.ask} onChange=${(event) => change(name, { ask: event.target.value })}>${ASKING.map(([value, label]) => html`<option value=${value}>${label}</option>`)}</select>`}
     </${Field}>`}

@@ -6,8 +6,8 @@ import { Icon } from "../base/icons.js";
 import { copyText } from "../base/clipboard.js";
 import { announce } from "../shell/announce.js";
 import { Markdown } from "../text/markdown_view.js";
-import { canGoOn, isAbandoned, isRunning, isThinking } from "./answer.js";
-import { answer, goOn, resume, say, stopThinking } from "./asking.js";
+import { canContinue, isAbandoned, isRunning, isThinking } from "./answer.js";
+import { answer, continueAnswer, resume, say, stopThinking } from "./generation.js";
 import { sizeOf } from "./files.js";
 import { FormAnswer } from "./form_answer.js";
 import { change, current, messages, remove, watched } from "./conversations.js";
@@ -128,20 +128,20 @@ function Thoughts({ message, growing }) {
 }
 
 function StopThinking({ message }) {
-  const [state, setState] = useState({ asked: false, problem: null });
-  const ask = async () => {
-    setState({ asked: true, problem: null });
+  const [state, setState] = useState({ isSent: false, problem: null });
+  const send = async () => {
+    setState({ isSent: true, problem: null });
     const problem = await stopThinking(message);
-    if (problem) setState({ asked: false, problem });
+    if (problem) setState({ isSent: false, problem });
   };
-  return html`<${Button} icon="right" disabled=${state.asked} onClick=${ask}>Answer now</${Button}>
+  return html`<${Button} icon="right" disabled=${state.isSent} onClick=${send}>Answer now</${Button}>
     ${state.problem && html`<p role="alert">${state.problem}</p>`}`;
 }
 
 /** Note on how the answer ended, unless it is complete. */
 function Ending({ message, abandoned, isLast }) {
   const again = html`<${Button} icon="again" onClick=${() => answer(message.parent)}>Try again</${Button}>`;
-  const further = isLast && canGoOn(message) && html`<${Button} icon="right" onClick=${() => goOn(message)}>Continue</${Button}>`;
+  const further = isLast && canContinue(message) && html`<${Button} icon="right" onClick=${() => continueAnswer(message)}>Continue</${Button}>`;
   if (message.status === "failed") {
     const { text, code, param } = message.error ?? { text: "The answer failed." };
     return html`<div class="ending bad" role="alert"><${Icon} name="warning" /><div><p>${text}</p>${(code || param) && html`<p class="soft"><code>${[code, param].filter(Boolean).join(" · ")}</code></p>`}</div>${again}</div>`;

@@ -114,14 +114,14 @@ function facts({ meta, memory_bytes: memory, routes }, file) {
   if (routes) return `sends requests on to ${[...new Set(Object.values(routes))].join(", ")}`;
   if (!meta) return file?.size ? [file.details.quantization_level.toLowerCase(), `${bytes(file.size)} file`].filter(Boolean).join(" · ") : "";
   const size = meta.parameters >= 1e9 ? `${(meta.parameters / 1e9).toFixed(1)} B` : `${Math.round(meta.parameters / 1e6)} M`;
-  const known = [
+  const texts = [
     `${size} parameters`,
     meta.quantisation,
     meta.size_bytes && `${bytes(meta.size_bytes)} file`,
     `${count(meta.context_length)} tokens of context`,
     memory && `${bytes(memory)} in memory`,
   ];
-  return known.filter(Boolean).join(" · ");
+  return texts.filter(Boolean).join(" · ");
 }
 
 /** Purposes by number of parameters, a rule of thumb. Each is for models with fewer parameters than its limit. */

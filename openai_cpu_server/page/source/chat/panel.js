@@ -54,9 +54,9 @@ function Section({ title, open, mark, id, children }) {
 }
 
 function Option({ option, value, usual, set }) {
-  const given = value !== undefined;
+  const isSet = value !== undefined;
   const wrong = problem(option, value);
-  const reset = given && html`<button type="button" class="back" aria-label=${`reset ${option.label}`} onClick=${() => set(option.name, null)}>reset</button>`;
+  const reset = isSet && html`<button type="button" class="back" aria-label=${`reset ${option.label}`} onClick=${() => set(option.name, null)}>reset</button>`;
   const put = (event) => set(option.name, event.target.value);
   if (option.kind === "switch" || option.kind === "off") {
     const on = option.kind === "off" ? value !== false : value === true;

@@ -5,7 +5,7 @@ import { Icon } from "../base/icons.js";
 import { milliseconds } from "../base/numbers.js";
 import { Markdown } from "../text/markdown_view.js";
 import { visible } from "../text/visible.js";
-import { approve } from "./asking.js";
+import { approve } from "./generation.js";
 import { isMade, isPending } from "./response.js";
 
 const STATES = { writing: "being written", running: "running", completed: "done", failed: "failed", stopped: "stopped" };
@@ -52,20 +52,20 @@ function Words({ label, text }) {
 
 /** A call that waits for approval. Its arguments are shown completely, and not folded. */
 function Approval({ part, message, growing, isLast }) {
-  const asks = isPending(part) && isLast && !growing;
+  const needsApproval = isPending(part) && isLast && !growing;
   if (part.isApproved && isMade(message.parts, part)) return null; // the call itself shows it
   const say = (isApproved) => {
     approve(message, part.id, isApproved);
     if (matchMedia("(pointer: fine)").matches) document.getElementById("composer")?.focus(); // the buttons disappear
   };
-  return html`<div class=${asks ? "call mcp-asks" : "call"} role="group" aria-label=${`Call of ${visible(part.name)}`}>
-    <header><${Icon} name="tool" size=${14} /><span class="mcp-name">${part.server}: <code>${visible(part.name)}</code></span><span class="badge">${said(part, growing, isLast)}</span></header>
+  return html`<div class=${needsApproval ? "call mcp-asks" : "call"} role="group" aria-label=${`Call of ${visible(part.name)}`}>
+    <header><${Icon} name="tool" size=${14} /><span class="mcp-name">${part.server}: <code>${visible(part.name)}</code></span><span class="badge">${stateOf(part, growing, isLast)}</span></header>
     <${Words} label="Arguments" text=${pretty(part.arguments)} />
-    ${asks && html`<p>Allow this call?</p><div class="row"><${Button} icon="check" kind="main" onClick=${() => say(true)}>Approve</${Button}><${Button} icon="close" onClick=${() => say(false)}>Deny</${Button}></div>`}
+    ${needsApproval && html`<p>Allow this call?</p><div class="row"><${Button} icon="check" kind="main" onClick=${() => say(true)}>Approve</${Button}><${Button} icon="close" onClick=${() => say(false)}>Deny</${Button}></div>`}
   </div>`;
 }
 
-function said({ isApproved }, growing, isLast) {
+function stateOf({ isApproved }, growing, isLast) {
   if (isApproved === null) return isLast ? "waiting for you" : "not answered";
   if (!isApproved) return "denied";
   return growing ? "approved" : "approved; its result is unknown";

@@ -41,7 +41,7 @@ export function usedServers(settings, servers) {
 }
 
 /** Whether the server runs tools for the next answer, or has run some. Chat completions cannot express that. */
-export function asksForResponse(settings, path, servers) {
+export function needsResponse(settings, path, servers) {
   return usedServers(settings, servers).length > 0 || path.some((message) => message.parts);
 }
 
@@ -122,12 +122,12 @@ function messageOf(message) {
 /** Null for an empty message, whose answer failed. */
 function assistantMessage({ content, reasoning, toolCalls }) {
   if (!content && !reasoning && !toolCalls?.length) return null;
-  const said = { role: "assistant", content: content || null };
-  if (reasoning) said.reasoning_content = reasoning;
+  const message = { role: "assistant", content: content || null };
+  if (reasoning) message.reasoning_content = reasoning;
   if (toolCalls?.length) {
-    said.tool_calls = toolCalls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
+    message.tool_calls = toolCalls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
   }
-  return said;
+  return message;
 }
 
 /** Pictures, sounds and documents come before the text, in the order in which they were added. */

@@ -14,7 +14,7 @@ export function grown(message, events) {
   const texts = after.parts.filter((part) => part?.kind === "text" && part.text);
   const functions = after.parts.filter((part) => part?.kind === "function");
   after.content = texts.map((part) => part.text).join("\n\n");
-  after.toolCalls = functions.map(({ id, name, arguments: said }) => ({ id, name, arguments: said }));
+  after.toolCalls = functions.map(({ id, name, arguments: text }) => ({ id, name, arguments: text }));
   return after;
 }
 
@@ -100,12 +100,12 @@ export function isPending(part) {
   return part.kind === "approval" && part.isApproved === null;
 }
 
-/** Whether its calls wait for a person's decision. */
+/** True if a call of it waits for a person's decision. */
 export function isWaitingForApproval(message) {
   return Boolean(message?.parts?.some(isPending));
 }
 
-/** Whether an approved call was made. Its page may have been closed before. */
+/** True if an approved call was made. Its page may have been closed before. */
 export function isMade(parts, approval) {
   return parts.some((part) => part.kind === "call" && part.approvalId === approval.id);
 }
@@ -118,15 +118,15 @@ export function settled(parts) {
 const UNKNOWN = "it is not known what came of this call: it was stopped";
 
 /**
- * Items of an answer, to be sent again. `asks`: its approved calls are to run now. Otherwise none is requested a
+ * Items of an answer, to be sent again. `isToRun`: its approved calls are to run now. Otherwise none is requested a
  * second time, whatever the result of the first.
  */
-export function itemsOf({ parts }, asks) {
-  return parts.flatMap((part) => itemsOfPart(part, parts, asks));
+export function itemsOf({ parts }, isToRun) {
+  return parts.flatMap((part) => itemsOfPart(part, parts, isToRun));
 }
 
-function itemsOfPart(part, parts, asks) {
-  const said = { id: part.id, server_label: part.server, name: part.name, arguments: part.arguments };
+function itemsOfPart(part, parts, isToRun) {
+  const call = { id: part.id, server_label: part.server, name: part.name, arguments: part.arguments };
   switch (part.kind) {
     case "text":
       return part.text ? [{ type: "message", role: "assistant", content: part.text }] : [];
@@ -136,14 +136,14 @@ function itemsOfPart(part, parts, asks) {
       return [{ type: "function_call", call_id: part.id, name: part.name, arguments: part.arguments }];
     case "call": {
       const error = part.state === "completed" ? null : part.error || UNKNOWN;
-      return [{ type: "mcp_call", ...said, output: error ? null : part.output, error, approval_request_id: part.approvalId ?? null }];
+      return [{ type: "mcp_call", ...call, output: error ? null : part.output, error, approval_request_id: part.approvalId ?? null }];
     }
     case "approval": {
-      const request = { type: "mcp_approval_request", ...said };
+      const request = { type: "mcp_approval_request", ...call };
       if (part.isApproved === null) return [request];
       const response = { type: "mcp_approval_response", approval_request_id: part.id, approve: part.isApproved };
-      if (!part.isApproved || asks || isMade(parts, part)) return [request, response];
-      return [{ type: "mcp_call", ...said, output: null, error: UNKNOWN, approval_request_id: null }];
+      if (!part.isApproved || isToRun || isMade(parts, part)) return [request, response];
+      return [{ type: "mcp_call", ...call, output: null, error: UNKNOWN, approval_request_id: null }];
     }
     default:
       return [];

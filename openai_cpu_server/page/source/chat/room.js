@@ -4,7 +4,7 @@ import { html } from "../base/html.js";
 import { IconButton } from "../base/controls.js";
 import { go, route } from "../shell/route.js";
 import { useShortcuts } from "../shell/shortcuts.js";
-import { answer, stop } from "./asking.js";
+import { answer, stop } from "./generation.js";
 import { Composer } from "./composer.js";
 import { current, keepingProblem, live, loadConversations, open, path, startAnew } from "./conversations.js";
 import { showsList, showsPanel, wide } from "./layout.js";

@@ -135,22 +135,22 @@ function Exporting({ ids, name, onClose }) {
 
 function FileActions({ onExport }) {
   const field = useRef(null);
-  const [said, setSaid] = useState(null);
+  const [report, setReport] = useState(null);
   const read = async (event) => {
     const [file] = event.target.files;
     event.target.value = "";
     if (!file) return;
     try {
       const number = await imported(await file.text());
-      setSaid({ text: `${number} ${number === 1 ? "conversation" : "conversations"} imported.` });
+      setReport({ text: `${number} ${number === 1 ? "conversation" : "conversations"} imported.` });
     } catch (error) {
-      setSaid({ text: error.message, isWrong: true });
+      setReport({ text: error.message, isWrong: true });
     }
   };
   return html`<div class="list-foot">
     <${Button} kind="plain" icon="up_tray" onClick=${() => field.current.click()}>Import</${Button}>
     <${Button} kind="plain" icon="down_tray" disabled=${!conversations.value.length} onClick=${() => onExport({ ids: conversations.value.map((one) => one.id), name: null })}>Export all</${Button}>
     <input type="file" accept="application/json,.json,text/markdown,.md" hidden ref=${field} onChange=${read} aria-label="File to import" />
-    <p role="status" class=${said?.isWrong ? "list-said wrong" : "list-said"}>${said?.text}</p>
+    <p role="status" class=${report?.isWrong ? "list-said wrong" : "list-said"}>${report?.text}</p>
   </div>`;
 }

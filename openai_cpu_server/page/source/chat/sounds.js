@@ -40,12 +40,12 @@ export async function secondsOf(blob) {
 export async function asSent(file, seconds) {
   const bytes = await file.arrayBuffer();
   const type = typeOf(new Uint8Array(bytes));
-  const whole = type && { blob: new Blob([bytes], { type }), seconds };
-  const isFine = whole && Number.isFinite(seconds) && (file.size <= SMALL_BYTES || !LOSSLESS.includes(type));
-  if (isFine) return whole;
-  const heard = await new OfflineAudioContext(1, 1, MODEL_RATE).decodeAudioData(bytes);
-  const made = { blob: new Blob([wave(heard)], { type: "audio/wav" }), seconds: heard.duration };
-  return whole && whole.blob.size < made.blob.size ? { ...whole, seconds: heard.duration } : made;
+  const original = type && { blob: new Blob([bytes], { type }), seconds };
+  const isFine = original && Number.isFinite(seconds) && (file.size <= SMALL_BYTES || !LOSSLESS.includes(type));
+  if (isFine) return original;
+  const samples = await new OfflineAudioContext(1, 1, MODEL_RATE).decodeAudioData(bytes);
+  const converted = { blob: new Blob([wave(samples)], { type: "audio/wav" }), seconds: samples.duration };
+  return original && original.blob.size < converted.blob.size ? { ...original, seconds: samples.duration } : converted;
 }
 
 /** Type by the first bytes, or null if the server does not read it. Ogg may contain Opus, which it does not read. */
@@ -58,9 +58,9 @@ function typeOf(bytes) {
 }
 
 /** A file with 16 bits per sample, all channels mixed into one. */
-function wave(heard) {
-  const channels = Array.from({ length: heard.numberOfChannels }, (_, at) => heard.getChannelData(at));
-  const size = 2 * heard.length;
+function wave(samples) {
+  const channels = Array.from({ length: samples.numberOfChannels }, (_, at) => samples.getChannelData(at));
+  const size = 2 * samples.length;
   const file = new DataView(new ArrayBuffer(44 + size));
   const word = (at, letters) => [...letters].forEach((letter, next) => file.setUint8(at + next, letter.charCodeAt(0)));
   word(0, "RIFF");
@@ -69,13 +69,13 @@ function wave(heard) {
   file.setUint32(16, 16, true);
   file.setUint16(20, 1, true); // PCM
   file.setUint16(22, 1, true); // channels
-  file.setUint32(24, heard.sampleRate, true);
-  file.setUint32(28, 2 * heard.sampleRate, true);
+  file.setUint32(24, samples.sampleRate, true);
+  file.setUint32(28, 2 * samples.sampleRate, true);
   file.setUint16(32, 2, true);
   file.setUint16(34, 16, true);
   word(36, "data");
   file.setUint32(40, size, true);
-  for (let at = 0; at < heard.length; at++) {
+  for (let at = 0; at < samples.length; at++) {
     const sum = channels.reduce((sofar, channel) => sofar + channel[at], 0) / channels.length;
     file.setInt16(44 + 2 * at, 32_767 * Math.max(-1, Math.min(1, sum)), true);
   }

@@ -42,20 +42,20 @@ function answer(request) {
   });
 }
 
-async function reading(name, ask, otherwise) {
+async function reading(name, request, otherwise) {
   const db = await database();
-  return db ? answer(ask(db.transaction(name).objectStore(name))) : otherwise(memory.get(name));
+  return db ? answer(request(db.transaction(name).objectStore(name))) : otherwise(memory.get(name));
 }
 
-export const allConversations = () => reading("conversations", (store) => store.getAll(), (kept) => [...kept.values()]);
+export const allConversations = () => reading("conversations", (store) => store.getAll(), (entries) => [...entries.values()]);
 
-export const conversationOf = (id) => reading("conversations", (store) => store.get(id), (kept) => kept.get(id));
+export const conversationOf = (id) => reading("conversations", (store) => store.get(id), (entries) => entries.get(id));
 
 export const messagesOf = (id) =>
   reading(
     "messages",
     (store) => store.index("conversation").getAll(id),
-    (kept) => [...kept.values()].filter((one) => one.conversation === id),
+    (entries) => [...entries.values()].filter((one) => one.conversation === id),
   );
 
 /** Ids of conversations with these lower-case words in a message or in the name of an attached file. */

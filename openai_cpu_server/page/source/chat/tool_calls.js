@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Field } from "../base/controls.js";
 import { Icon } from "../base/icons.js";
-import { giveResults } from "./asking.js";
+import { giveResults } from "./generation.js";
 import { current } from "./conversations.js";
 import { checked } from "./json_schema.js";
 
@@ -11,7 +11,7 @@ export function ToolCalls({ message, growing, isLast }) {
   const [results, setResults] = useState([]);
   const { toolCalls = [] } = message;
   if (!toolCalls.length) return null;
-  const asks = isLast && !growing;
+  const needsResults = isLast && !growing;
   const isWhole = toolCalls.every((_, index) => results[index]?.trim());
   const send = (event) => {
     event.preventDefault();
@@ -22,13 +22,13 @@ export function ToolCalls({ message, growing, isLast }) {
       (call, index) => html`<div role="group" class="call" key=${index} aria-label=${`Call of ${call.name}`}>
         <header><${Icon} name="tool" size=${14} /><code>${call.name}</code>${!growing && html`<${Verdict} call=${call} />`}</header>
         <pre tabindex="0">${growing ? call.arguments : pretty(call.arguments)}</pre>
-        ${asks &&
+        ${needsResults &&
         html`<${Field} label="Result" help="Text or JSON, as the function would return it.">
           ${(field) => html`<textarea ...${field} class="code-input" rows="2" value=${results[index] ?? ""} onInput=${(event) => setResults(Object.assign([...results], { [index]: event.target.value }))}></textarea>`}
         </${Field}>`}
       </div>`,
     )}
-    ${asks && html`<div class="dialog-foot"><button type="submit" class="button main" disabled=${!isWhole}><span>Send ${toolCalls.length > 1 ? "results" : "result"}</span></button></div>`}
+    ${needsResults && html`<div class="dialog-foot"><button type="submit" class="button main" disabled=${!isWhole}><span>Send ${toolCalls.length > 1 ? "results" : "result"}</span></button></div>`}
   </form>`;
 }
 

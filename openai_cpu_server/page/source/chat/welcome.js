@@ -1,6 +1,6 @@
 import { html } from "../base/html.js";
 import { current } from "./conversations.js";
-import { say } from "./asking.js";
+import { say } from "./generation.js";
 
 const IDEAS = [
   "Tell a short story about a lighthouse.",

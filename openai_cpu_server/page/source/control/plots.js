@@ -39,7 +39,7 @@ export function Plots() {
 function Plot({ plot }) {
   const box = useRef(null);
   const chart = useRef(null);
-  const told = rates.value;
+  const samples = rates.value;
   const dark = isDark.value;
   useEffect(() => {
     const place = box.current;
@@ -53,8 +53,8 @@ function Plot({ plot }) {
       chart.current = null;
     };
   }, [dark]);
-  useEffect(() => void chart.current?.setData(data(plot, told)), [told]);
-  const last = told.at(-1);
+  useEffect(() => void chart.current?.setData(data(plot, samples)), [samples]);
+  const last = samples.at(-1);
   return html`<section class="control-card control-plot" aria-label=${plot.title}>
     <h2>${plot.title}</h2>
     <dl class="control-values">${plot.lines.map((line) => html`<div>
@@ -69,8 +69,8 @@ function shownValue(value, shown) {
   return value === null || value === undefined ? "–" : shown(value);
 }
 
-function data(plot, told) {
-  return [told.map((one) => one.at), ...plot.lines.map((line) => told.map((one) => line.value(one)))];
+function data(plot, samples) {
+  return [samples.map((one) => one.at), ...plot.lines.map((line) => samples.map((one) => line.value(one)))];
 }
 
 function options(plot, width) {

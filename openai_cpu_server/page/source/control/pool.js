@@ -14,11 +14,11 @@ const KINDS = [
 ];
 
 export function Pools() {
-  const told = caches.value?.models ?? [];
-  if (!told.length) {
+  const poolCaches = caches.value?.models ?? [];
+  if (!poolCaches.length) {
     return html`<section class="control-card"><h2>KV blocks</h2><p class="soft">${caches.value ? "No model is loaded." : "Waiting for data."}</p></section>`;
   }
-  return told.map((one) => html`<${PoolCard} key=${one.model} cache=${one} alone=${told.length === 1} />`);
+  return poolCaches.map((one) => html`<${PoolCard} key=${one.model} cache=${one} alone=${poolCaches.length === 1} />`);
 }
 
 function PoolCard({ cache, alone }) {

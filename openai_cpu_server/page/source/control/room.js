@@ -6,7 +6,7 @@ import { Icon } from "../base/icons.js";
 import { count, milliseconds, percent } from "../base/numbers.js";
 import { key } from "../api/client.js";
 import { returns } from "../api/server.js";
-import { Hits, Models, Restarts, Usage } from "./house.js";
+import { Hits, Models, Restarts, Usage } from "./cards.js";
 import { Plots } from "./plots.js";
 import { Pools } from "./pool.js";
 import { Requests } from "./requests.js";
@@ -67,11 +67,11 @@ function Tile({ label, value, note }) {
 /** Reason why the room is not live, and a remedy. */
 function Trouble({ onAgain }) {
   const { state, error, sinceMs } = connection.value;
-  const said = trouble(state, error, sinceMs);
+  const banner = trouble(state, error, sinceMs);
   return html`<div role="status" aria-live="polite">
-    ${said && html`<div class="banner ${said.kind}"><${Icon} name=${said.kind === "calm" ? "info" : "warning"} />
-      <div class="banner-text"><strong>${said.title}</strong> ${said.text}</div>
-      ${said.again && html`<${Button} icon="again" onClick=${onAgain}>Try now</${Button}>`}</div>`}
+    ${banner && html`<div class="banner ${banner.kind}"><${Icon} name=${banner.kind === "calm" ? "info" : "warning"} />
+      <div class="banner-text"><strong>${banner.title}</strong> ${banner.text}</div>
+      ${banner.again && html`<${Button} icon="again" onClick=${onAgain}>Try now</${Button}>`}</div>`}
     ${state === "live" && dropped.value > 0 && html`<p class="soft control-dropped">${count(dropped.value)} steps were skipped because this page was too slow.</p>`}
   </div>`;
 }

@@ -22,8 +22,8 @@ export const changes = signal(0);
 export const lastParts = new Map();
 let number = 0;
 
-export function takeSteps(told, nowS) {
-  for (const step of told) {
+export function takeSteps(newSteps, nowS) {
+  for (const step of newSteps) {
     step.number = number++;
     step.end = step.at + step.ms / 1000;
     step.layers = layersOf(step);

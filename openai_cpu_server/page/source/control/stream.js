@@ -73,9 +73,9 @@ async function keepListening(stop) {
 async function once(stop) {
   try {
     for await (const { event, data } of events("/v1/events", { signal: stop })) {
-      const told = JSON.parse(data);
-      if (event === "error") throw new ApiError(told.error.code === "invalid_api_key" ? 401 : 403, told.error);
-      batch(() => heard(event, told));
+      const payload = JSON.parse(data);
+      if (event === "error") throw new ApiError(payload.error.code === "invalid_api_key" ? 401 : 403, payload.error);
+      batch(() => receive(event, payload));
     }
     return null;
   } catch (error) {
@@ -100,35 +100,35 @@ function move(state, error = null) {
   connection.value = { state, error, sinceMs: Date.now() };
 }
 
-function heard(event, told) {
+function receive(event, payload) {
   switch (event) {
     case "hello":
-      return greeted(told);
+      return receiveHello(payload);
     case "step":
-      dropped.value += told.dropped;
-      return takeSteps(told.steps, serverNow());
+      dropped.value += payload.dropped;
+      return takeSteps(payload.steps, serverNow());
     case "queue":
-      return void (queue.value = told);
+      return void (queue.value = payload);
     case "request":
-      return void (running.value = told.running);
+      return void (running.value = payload.running);
     case "cache":
-      return void (caches.value = told);
+      return void (caches.value = payload);
     case "rate":
-      return void (rates.value = [...rates.value, { at: serverNow(), ...told }].slice(-MOST_RATES));
+      return void (rates.value = [...rates.value, { at: serverNow(), ...payload }].slice(-MOST_RATES));
     case "model":
-      models.value = told.models;
-      memoryBytes.value = told.memory_bytes;
+      models.value = payload.models;
+      memoryBytes.value = payload.memory_bytes;
       return;
     case "restart":
-      restarts.value = [told, ...restarts.value].slice(0, MOST_RESTARTS);
+      restarts.value = [payload, ...restarts.value].slice(0, MOST_RESTARTS);
   }
 }
 
-function greeted(told) {
-  offsetS = told.at - Date.now() / 1000;
-  hello.value = told;
-  models.value = told.models;
-  restarts.value = [...told.restarts].reverse();
+function receiveHello(payload) {
+  offsetS = payload.at - Date.now() / 1000;
+  hello.value = payload;
+  models.value = payload.models;
+  restarts.value = [...payload.restarts].reverse();
   queue.value = running.value = caches.value = null;
   forgetSteps(serverNow());
   move("live");

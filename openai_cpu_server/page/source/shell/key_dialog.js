@@ -12,14 +12,14 @@ export function KeyDialog({ onClose }) {
   const [error, setError] = useState(access.value === "wrong" ? WRONG : null);
   const use = async (event) => {
     event.preventDefault();
-    const given = typed.trim();
-    if (!isPrintable(given)) return setError("It contains characters that a key cannot have.");
+    const entered = typed.trim();
+    if (!isPrintable(entered)) return setError("It contains characters that a key cannot have.");
     setBusy(true);
-    setKey(given);
+    setKey(entered);
     await loadModels();
     setBusy(false);
     if (access.value === "ok") onClose();
-    else setError(given ? WRONG : "This server requires a key.");
+    else setError(entered ? WRONG : "This server requires a key.");
   };
   return html`<${Dialog} title="API key" onClose=${onClose}>
     <form onSubmit=${use} class="stack">

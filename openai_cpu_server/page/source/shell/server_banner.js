@@ -6,18 +6,18 @@ import { percent } from "../base/numbers.js";
 import { access, health, serverState } from "../api/server.js";
 
 export function ServerBanner({ onKey }) {
-  const said = news(onKey);
+  const banner = bannerOf(onKey);
   return html`<div class="banners" role="status" aria-live="polite">
-    ${said && html`<div class=${`banner ${said.kind}`}>
-      <${Icon} name=${said.kind === "calm" ? "info" : "warning"} />
-      <div class="banner-text"><strong>${said.title}</strong> ${said.text}</div>
-      ${said.share !== undefined && html`<progress max="1" value=${said.share} aria-label="Loaded"></progress>`}
-      ${said.action}
+    ${banner && html`<div class=${`banner ${banner.kind}`}>
+      <${Icon} name=${banner.kind === "calm" ? "info" : "warning"} />
+      <div class="banner-text"><strong>${banner.title}</strong> ${banner.text}</div>
+      ${banner.share !== undefined && html`<progress max="1" value=${banner.share} aria-label="Loaded"></progress>`}
+      ${banner.action}
     </div>`}
   </div>`;
 }
 
-function news(onKey) {
+function bannerOf(onKey) {
   if (serverState.value === "gone") {
     return { kind: "bad", title: "The server is not responding.", text: "The page retries every second and continues by itself. Your draft is kept." };
   }

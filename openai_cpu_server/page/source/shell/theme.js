@@ -1,5 +1,5 @@
 import { signal } from "@preact/signals";
-import { kept } from "../base/storage.js";
+import { inBrowser } from "../base/storage.js";
 
 /** "system", "light" or "dark". */
 export const theme = signal(document.documentElement.dataset.theme ?? "system");
@@ -17,7 +17,7 @@ function darkNow() {
 export function setTheme(chosen) {
   if (chosen === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = chosen;
-  kept.set("theme", chosen === "system" ? null : chosen);
+  inBrowser.set("theme", chosen === "system" ? null : chosen);
   theme.value = chosen;
   isDark.value = darkNow();
 }

@@ -10,13 +10,13 @@ export const EMPTY = { text: "", settled: 0, blocks: [] };
 export function grownBlocks(before, text) {
   if (before.text === text) return before;
   if (!text.startsWith(before.text)) before = EMPTY;
-  const kept = before.blocks.slice(0, Math.max(0, before.blocks.length - 1));
+  const complete = before.blocks.slice(0, Math.max(0, before.blocks.length - 1));
   const fresh = blocksOf(text.slice(before.settled), false);
   const last = fresh.at(-1);
   return {
     text,
     settled: before.settled + (last?.start ?? 0),
-    blocks: [...kept, ...fresh.map(({ tokens, env }) => ({ html: htmlOf(tokens, env) }))],
+    blocks: [...complete, ...fresh.map(({ tokens, env }) => ({ html: htmlOf(tokens, env) }))],
   };
 }
 

@@ -53,7 +53,7 @@ markdown.renderer.rules.math = (tokens, index) => {
   const kind = meta.display ? "math display" : "math";
   return `<span class="${kind}">${drawn ?? `<code>${escapeHtml(content)}</code>`}</span>`;
 };
-// Loading a picture would tell its host what is read here, so it becomes a link.
+// Loading a picture would reveal the reading to its host, so it becomes a link.
 markdown.renderer.rules.image = (tokens, index) => {
   const token = tokens[index];
   const words = escapeHtml(token.content || "a picture");

@@ -35,8 +35,8 @@ JsonSchema = dict[str, object]
 Message = dict[str, object]
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """One streamed completion of `max_tokens` tokens, even if the model wants to end earlier. An answer
+class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Streamed completion of `max_tokens` tokens, even if the model wants to end earlier. An answer
     with a schema ends when it is complete, and a chat's answer (`messages`) when the model ends it."""
 
     prompt: tuple[int, ...] = ()
@@ -92,9 +92,9 @@ class ScoredToken(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class Trace:
-    """One client's view of one request, filled in while the answer streams."""
+    """Request as its client sees it, filled in while the answer streams."""
 
-    ask: Ask
+    request: BenchRequest
     arrival: float
     """Time at which the request was due, because a late client must not make a server look faster."""
     chunk_times: list[float] = field(default_factory=list)
@@ -128,7 +128,7 @@ class Trace:
         """Return prompt and output tokens within begin <= t < end; the prompt counts at the first token. A
         chunk is a token or, when the usage is known, its equal share of the output, because some chunks
         carry two tokens."""
-        prompt = len(self.ask.prompt) if self.chunk_times and begin <= self.chunk_times[0] < end else 0
+        prompt = len(self.request.prompt) if self.chunk_times and begin <= self.chunk_times[0] < end else 0
         return prompt + self.output_within(begin, end)
 
     def output_within(self, begin: float, end: float) -> float:
@@ -157,30 +157,30 @@ class Dialect:
     takes_seed: bool = True
     """False for vLLM 0.32, which ends when two requests with seeds run at once."""
 
-    def body(self, ask: Ask) -> dict[str, object]:
+    def body(self, request: BenchRequest) -> dict[str, object]:
         body: dict[str, object] = {
-            "max_tokens": ask.max_tokens,
-            "temperature": ask.temperature,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
             **_SAMPLING,
         }
         if self.takes_seed:
-            body["seed"] = ask.seed
-        if ask.model is not None:
-            body["model"] = ask.model
-        if ask.logprobs is not None:
-            body["logprobs"] = ask.logprobs
-        if ask.messages:
-            body["messages"] = ask.messages
+            body["seed"] = request.seed
+        if request.model is not None:
+            body["model"] = request.model
+        if request.logprobs is not None:
+            body["logprobs"] = request.logprobs
+        if request.messages:
+            body["messages"] = request.messages
         else:
-            body["prompt"] = self.as_text(ask.prompt) if self.as_text else ask.prompt
-        if not ask.ends_itself:
+            body["prompt"] = self.as_text(request.prompt) if self.as_text else request.prompt
+        if not request.ends_itself:
             body["ignore_eos"] = True
-        if ask.schema is not None and self.has_json_schema:
-            body["json_schema"] = ask.schema
-        elif ask.schema is not None:
-            schema = {"name": "answer", "strict": True, "schema": ask.schema}
+        if request.schema is not None and self.has_json_schema:
+            body["json_schema"] = request.schema
+        elif request.schema is not None:
+            schema = {"name": "answer", "strict": True, "schema": request.schema}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         return body
 

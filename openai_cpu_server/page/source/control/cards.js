@@ -55,16 +55,16 @@ export function Restarts() {
 }
 
 export function Hits() {
-  const told = caches.value;
-  if (!told || hello.value?.sees !== "all") return null;
-  const prompts = told.models.map((one) => one.prompts).filter(Boolean);
+  const cacheStats = caches.value;
+  if (!cacheStats || hello.value?.sees !== "all") return null;
+  const prompts = cacheStats.models.map((one) => one.prompts).filter(Boolean);
   const read = prompts.reduce((sum, one) => sum + one.prompt_tokens, 0);
   const saved = prompts.reduce((sum, one) => sum + one.cached_tokens, 0);
   return html`<section class="control-card" aria-labelledby="control-hits">
     <h2 id="control-hits">Saved work</h2>
     <${Hit} label="Prefix cache and shared cells" share=${read ? saved / read : null} text=${`${count(saved)} of ${count(read)} prompt tokens were not computed`} />
-    ${told.answers
-      ? html`<${Hit} label="Answer cache" share=${told.answers.hit_rate} text=${`${count(told.answers.exact + told.answers.semantic)} hits (${count(told.answers.semantic)} semantic), ${count(told.answers.misses)} misses, ${count(told.answers.bypasses)} bypassed`} />`
+    ${cacheStats.answers
+      ? html`<${Hit} label="Answer cache" share=${cacheStats.answers.hit_rate} text=${`${count(cacheStats.answers.exact + cacheStats.answers.semantic)} hits (${count(cacheStats.answers.semantic)} semantic), ${count(cacheStats.answers.misses)} misses, ${count(cacheStats.answers.bypasses)} bypassed`} />`
       : html`<p class="soft">The answer cache is off or has not been used yet.</p>`}
   </section>`;
 }
@@ -79,21 +79,21 @@ function Hit({ label, share, text }) {
 
 /** Today's usage of keys, if the server counts it. */
 export function Usage() {
-  const [told, setTold] = useState(null);
+  const [usage, setUsage] = useState(null);
   const isLive = connection.value.state === "live" && hello.value.usage;
   useEffect(() => {
     if (!isLive) return undefined;
-    const look = () => call("GET", `/v1/usage?group_by=key&start=${new Date().toISOString().slice(0, 10)}`).then(setTold, (error) => setTold(error instanceof ApiError ? { refused: error.status } : told));
+    const look = () => call("GET", `/v1/usage?group_by=key&start=${new Date().toISOString().slice(0, 10)}`).then(setUsage, (error) => setUsage(error instanceof ApiError ? { refused: error.status } : usage));
     look();
     const timer = setInterval(look, USAGE_MS);
     return () => clearInterval(timer);
   }, [isLive]);
-  if (!told || told.refused) return null;
+  if (!usage || usage.refused) return null;
   return html`<section class="control-card" aria-labelledby="control-usage">
     <h2 id="control-usage">Usage by key, today</h2>
     <div class="control-scroll" tabindex="0" role="region" aria-label="Usage by key"><table>
       <thead><tr><th>Key</th><th class="number">Requests</th><th class="number">Prompt tokens</th><th class="number">Output tokens</th></tr></thead>
-      <tbody>${told.data.map((one) => html`<tr key=${one.key}><td>${one.key || "unnamed"}</td><td class="number">${count(one.requests)}</td>
+      <tbody>${usage.data.map((one) => html`<tr key=${one.key}><td>${one.key || "unnamed"}</td><td class="number">${count(one.requests)}</td>
         <td class="number">${count(one.input_tokens)}</td><td class="number">${count(one.output_tokens)}</td></tr>`)}</tbody></table></div>
   </section>`;
 }

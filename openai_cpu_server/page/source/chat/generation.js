@@ -8,36 +8,36 @@ import * as responses from "../api/responses.js";
 import { loadMcpServers, mcpServers } from "../api/server.js";
 import { alone } from "../base/alone.js";
 import { announce } from "../shell/announce.js";
-import { blank, canGoOn, grown } from "./answer.js";
+import { blank, canContinue, grown } from "./answer.js";
 import { add, change, current, live, messages, update } from "./conversations.js";
-import { asksForResponse, bodyOf, responseBodyOf } from "./request.js";
+import { bodyOf, needsResponse, responseBodyOf } from "./request.js";
 import * as response from "./response.js";
 import { pathTo } from "./tree.js";
 
-const KEEP_EVERY_MS = 400;
+const STORE_EVERY_MS = 400;
 const HIDDEN_FRAME_MS = 250;
 const LONGEST_PAUSE_MS = 86_400_000; // timers of more than 24 days would end at once
 const PASSING = new Set(["queue_full", "engine_unavailable", "rate_limit_exceeded", "too_many_connections", "too_many_bodies", "answers_unavailable"]);
 
 /** Reason why a stream cannot be resumed. */
-const NOT_KEPT = new Set(["request_not_found", "events_lost"]);
+const NOT_RESUMABLE = new Set(["request_not_found", "events_lost"]);
 
 /** The rest of an answer is lost. */
 class Cut extends Error {}
 
 /** Request of an answer whose functions, if any, people run. */
 const CHAT = {
-  ask: ({ id }, body, hear, signal) => chats.ask(id, body, hear, signal),
-  takeUp: ({ id, lastEvent }, hear, signal) => chats.takeUp(id, lastEvent, hear, signal),
-  letGo: ({ id }) => chats.letGo(id),
+  send: ({ id }, body, onNews, signal) => chats.send(id, body, onNews, signal),
+  resume: ({ id, lastEvent }, onNews, signal) => chats.resume(id, lastEvent, onNews, signal),
+  discard: ({ id }) => chats.discard(id),
   grown,
 };
 
 /** Request of an answer whose tools the server runs. It is sent only once, because tools must not run twice. */
 const RESPONSE = {
-  ask: (_, body, hear, signal) => responses.ask(body, hear, signal),
-  takeUp: ({ responseId, lastEvent }, hear, signal) => responses.takeUp(responseId, lastEvent, hear, signal),
-  letGo: ({ responseId }) => responses.letGo(responseId),
+  send: (_, body, onNews, signal) => responses.send(body, onNews, signal),
+  resume: ({ responseId, lastEvent }, onNews, signal) => responses.resume(responseId, lastEvent, onNews, signal),
+  discard: ({ responseId }) => responses.discard(responseId),
   grown: response.grown,
 };
 
@@ -68,17 +68,17 @@ export async function giveResults(message, results) {
 export async function answer(parent) {
   const conversation = current.peek();
   const { settings } = conversation;
-  const asked = pathTo(messages.peek(), parent).map((one) => messages.peek().get(one.id));
-  const hasParts = asksForResponse(settings, asked, mcpServers.peek());
+  const path = pathTo(messages.peek(), parent).map((one) => messages.peek().get(one.id));
+  const hasParts = needsResponse(settings, path, mcpServers.peek());
   const message = await add(conversation, blank(parent, settings, hasParts));
-  new Answering(message, settings, asked).run();
+  new Generation(message, settings, path).run();
 }
 
 /** Continues an answer that was cut. */
-export function goOn(message) {
+export function continueAnswer(message) {
   const { settings } = current.peek();
-  const asked = pathTo(messages.peek(), message.parent).map((one) => messages.peek().get(one.id));
-  new Answering({ ...message, status: "waiting", isKept: false, error: undefined, finish: undefined, beat: Date.now() }, settings, asked).run();
+  const path = pathTo(messages.peek(), message.parent).map((one) => messages.peek().get(one.id));
+  new Generation({ ...message, status: "waiting", isKept: false, error: undefined, finish: undefined, beat: Date.now() }, settings, path).run();
 }
 
 /** Decides once whether a call may run. After the last decision, the answer continues. */
@@ -86,14 +86,14 @@ export async function approve(message, id, isApproved) {
   const parts = message.parts.map((part) => (part.id === id && response.isPending(part) ? { ...part, isApproved } : part));
   const after = { ...message, parts };
   if (live.has(message.id)) return;
-  const kept = update(after); // shown at once, so that people do not decide twice
-  if (!response.isWaitingForApproval(after)) goOn({ ...after, firstPart: parts.length });
-  await kept;
+  const stored = update(after); // shown at once, so that people do not decide twice
+  if (!response.isWaitingForApproval(after)) continueAnswer({ ...after, firstPart: parts.length });
+  await stored;
 }
 
 /** Resumes an answer whose tab was closed or reloaded, unless another tab does. */
 export function resume(message) {
-  if (message.isKept && !live.has(message.id)) new Answering(message, null, null).run();
+  if (message.isKept && !live.has(message.id)) new Generation(message, null, null).run();
 }
 
 export function stop(id) {
@@ -111,20 +111,20 @@ export async function stopThinking({ callId }) {
   }
 }
 
-/** One answer, from the request to its end. Only one tab receives it. */
-class Answering {
-  /** `settings`, `asked`: null if the answer can be resumed but not requested again. */
-  constructor(message, settings, asked) {
+/** Generation of an answer, from the request to its end. Only one tab receives it. */
+class Generation {
+  /** `settings`, `path`: null if the answer can be resumed but not requested again. */
+  constructor(message, settings, path) {
     this.message = message;
     this.settings = settings;
-    this.asked = asked;
+    this.path = path;
     this.stopping = new AbortController();
-    this.held = [];
+    this.pending = [];
     this.drawing = 0;
-    this.keptAt = 0;
+    this.storedAt = 0;
   }
 
-  get way() {
+  get api() {
     return this.message.parts ? RESPONSE : CHAT;
   }
 
@@ -134,19 +134,19 @@ class Answering {
 
   stop() {
     this.stopping.abort();
-    if (this.message.isKept) this.way.letGo(this.message);
+    if (this.message.isKept) this.api.discard(this.message);
   }
 
   run() {
-    return alone(`answer-${this.message.id}`, () => this.toItsEnd());
+    return alone(`answer-${this.message.id}`, () => this.untilEnd());
   }
 
-  async toItsEnd() {
+  async untilEnd() {
     live.set(this.message.id, this);
     const beating = setInterval(() => this.set({ beat: Date.now() }), 2000);
     await this.set({});
     try {
-      while (!(await this.tried()));
+      while (!(await this.attempt()));
     } finally {
       clearInterval(beating);
       this.flush();
@@ -165,15 +165,15 @@ class Answering {
   closed() {
     const { parts, isKept } = this.message;
     if (!parts) return {};
-    if (isKept && !this.stopped) this.way.letGo(this.message);
+    if (isKept && !this.stopped) this.api.discard(this.message);
     loadMcpServers();
     return { parts: response.settled(parts), isKept: false };
   }
 
   /** True if nothing is left to try. */
-  async tried() {
+  async attempt() {
     try {
-      if (!(await this.takenUp())) await this.askedFor();
+      if (!(await this.resumed())) await this.requested();
       this.flush();
       await this.set({ status: this.stopped ? "stopped" : "done" });
       return true;
@@ -188,24 +188,24 @@ class Answering {
   }
 
   /** Returns false if its stream does not exist. */
-  async takenUp() {
+  async resumed() {
     if (!this.message.isKept) return false;
     try {
-      await this.way.takeUp(this.message, (news) => this.hear(news), this.stopping.signal);
+      await this.api.resume(this.message, (news) => this.receive(news), this.stopping.signal);
       return true;
     } catch (error) {
       if (this.message.parts && error.status === 404) throw new Cut();
-      if (!(error instanceof ApiError) || !NOT_KEPT.has(error.code)) throw error;
+      if (!(error instanceof ApiError) || !NOT_RESUMABLE.has(error.code)) throw error;
       this.flush();
       this.message = { ...this.message, isKept: false };
       return false;
     }
   }
 
-  async askedFor() {
-    if (!this.asked) throw new Cut();
+  async requested() {
+    if (!this.path) throw new Cut();
     try {
-      await this.way.ask(this.message, this.body(), (news) => this.hear(news), this.stopping.signal);
+      await this.api.send(this.message, this.body(), (news) => this.receive(news), this.stopping.signal);
     } catch (error) {
       if (error instanceof ApiError && !this.message.parts) this.message = { ...this.message, isKept: false }; // ended
       throw error;
@@ -213,10 +213,10 @@ class Answering {
   }
 
   body() {
-    if (this.message.parts) return responseBodyOf(this.settings, this.asked, this.message, mcpServers.peek());
-    const begun = this.message.content || this.message.reasoning;
-    if (begun && !canGoOn(this.message)) this.message = { ...this.message, content: "", reasoning: "", toolCalls: [] };
-    return bodyOf(this.settings, this.asked, canGoOn(this.message) ? this.message : null);
+    if (this.message.parts) return responseBodyOf(this.settings, this.path, this.message, mcpServers.peek());
+    const hasText = this.message.content || this.message.reasoning;
+    if (hasText && !canContinue(this.message)) this.message = { ...this.message, content: "", reasoning: "", toolCalls: [] };
+    return bodyOf(this.settings, this.path, canContinue(this.message) ? this.message : null);
   }
 
   /** Waits after temporary failures. Any other failure is final. */
@@ -249,7 +249,7 @@ class Answering {
     return true;
   }
 
-  /** For a response that cannot be resumed: whether a tool may have been called for it. */
+  /** True if a tool may have been called for a response that cannot be resumed. */
   mayHaveCalled(error) {
     return error instanceof Unreachable || (this.message.firstPart > 0 && error instanceof ApiError);
   }
@@ -265,7 +265,7 @@ class Answering {
     });
   }
 
-  /** A closing socket is often the first sign. */
+  /** Polls at once, because a closing socket is often the first sign. */
   async serverIsBack() {
     await look();
     await new Promise((resolve) => {
@@ -278,15 +278,15 @@ class Answering {
     await this.pause(300);
   }
 
-  hear(news) {
+  receive(news) {
     if (news.chunk) return this.hold(news.chunk);
-    if (news.kept !== undefined) return void this.set({ isKept: news.kept, lastEvent: undefined, responseId: news.responseId });
+    if (news.resumable !== undefined) return void this.set({ isKept: news.resumable, lastEvent: undefined, responseId: news.responseId });
     this.set({ status: "waiting", wait: { why: "loading", share: news.loading }, beat: Date.now() });
   }
 
   /** Chunks of one frame are drawn together. A hidden tab has no frames. */
   hold(chunk) {
-    this.held.push(chunk);
+    this.pending.push(chunk);
     if (this.drawing > 0 && document.hidden) cancelAnimationFrame(this.drawing);
     else if (this.drawing) return;
     this.drawing = document.hidden ? -setTimeout(() => this.flush(), HIDDEN_FRAME_MS) : requestAnimationFrame(() => this.flush());
@@ -296,10 +296,10 @@ class Answering {
     if (this.drawing < 0) clearTimeout(-this.drawing);
     else cancelAnimationFrame(this.drawing);
     this.drawing = 0;
-    if (!this.held.length) return;
-    this.message = this.way.grown(this.message, this.held.splice(0));
-    const lasting = Date.now() - this.keptAt > KEEP_EVERY_MS;
-    if (lasting) this.keptAt = Date.now();
+    if (!this.pending.length) return;
+    this.message = this.api.grown(this.message, this.pending.splice(0));
+    const lasting = Date.now() - this.storedAt > STORE_EVERY_MS;
+    if (lasting) this.storedAt = Date.now();
     update(this.message, { lasting });
   }
 
