@@ -1,4 +1,4 @@
-"""What each route asks of a key: tests/api/test_access_matrix.py holds the application to it."""
+"""The right that each route requires of a key; tests/api/test_access_matrix.py compares the application."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ OTHERS = {
     **dict.fromkeys(_routes("GET /metrics /metrics/gateway /v1/stats"), METRICS),
     **dict.fromkeys(_routes("GET /health /ready /v1/health /openapi.json / /page/{version}/{name}"), OPEN),
 }
-"""What needs something else than the right to ask models. A route that is open to more than those who have it
-stands here too, beside its row: decide twice."""
+"""Routes that need another right than that of inference. A route that is open to more keys is listed here
+too, beside its row, so that its author decides twice."""
 SOCKETS = {row.name: OTHERS.get(row.name, INFERENCE) for row in ROWS if row.method == WEBSOCKET}
 NEEDED = {row.name: OTHERS.get(row.name, INFERENCE) for row in ROWS if row.method != WEBSOCKET}
-"""What each route must ask of a key, whatever its row says."""
+"""The right that each route must require, independent of its row."""
 OPEN_TO_GATEWAYS = ("GET /version", "GET /metrics", "GET /metrics/gateway")
-"""The routes that need no key under `--open-to-gateways`."""
-ENDLESS = "/v1/events"  # whoever may listen there listens for ever
+"""Routes that need no key under `--open-to-gateways`."""
+ENDLESS = "/v1/events"  # its stream never ends
 
 
 def with_an_end(path: str) -> str:
-    """The path, with a query that makes what is endless end at once: 400, for whoever may listen."""
+    """Add a query that ends the endless stream at once, with 400 for a client that may read it."""
     return f"{path}?types=" if path == ENDLESS else path

@@ -16,17 +16,17 @@ MAKE_ADAPTER = SCRIPTS / "make_adapter.py"
 
 
 def make_adapter(path: Path, *arguments: str, model: Path | None = None) -> Path:
-    """Raises CalledProcessError. What comes with a merged model is made anew each time."""
+    """Write an adapter; with `--merged`, its merged model too. Raises CalledProcessError."""
     model = model or tiny_model_path()
     if "--merged" in arguments:
         _make(path, arguments, model)
     else:
-        path.write_bytes(_made_once(arguments, model))
+        path.write_bytes(_adapter_bytes(arguments, model))
     return path
 
 
 @functools.cache
-def _made_once(arguments: tuple[str, ...], model: Path) -> bytes:
+def _adapter_bytes(arguments: tuple[str, ...], model: Path) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "adapter.gguf"
         _make(path, arguments, model)

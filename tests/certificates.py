@@ -1,6 +1,6 @@
-"""One certificate in place of all: a client of HTTP reads them when it is made, which takes 29 ms for all.
+"""A single trusted certificate: an HTTP client reads all of them when it is created, which takes 29 ms.
 
-Machines behind a proxy name a file of all in SSL_CERT_FILE: there too.
+This replaces a file in SSL_CERT_FILE too, such as machines behind a proxy have.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _END = "-----END CERTIFICATE-----\n"
 def trust_one() -> None:
     """Trust only the first of the usual authorities, here and in child processes, before a client is made."""
     file = Path(tempfile.gettempdir()) / f"one-certificate-{os.getuid()}.pem"
-    if os.environ.get("SSL_CERT_FILE") == str(file):  # a worker of pytest has it from who started it
+    if os.environ.get("SSL_CERT_FILE") == str(file):  # a pytest worker inherits it
         return
     first, end, _ = Path(certifi.where()).read_text(encoding="utf-8").partition(_END)
     partial = file.with_suffix(f".{os.getpid()}")

@@ -1,4 +1,4 @@
-"""A clock that the test turns."""
+"""A clock that a test sets."""
 
 from __future__ import annotations
 

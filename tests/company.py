@@ -1,4 +1,4 @@
-"""What changes for a test that shares its cores with the test of another pytest worker."""
+"""Settings of tests that share their cores with the tests of other pytest workers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-_TOLD = "TESTS_HAVE_COMPANY"
+_VARIABLE = "TESTS_HAVE_COMPANY"
 HAS_COMPANY = (
-    _TOLD in os.environ or "--forks" in sys.argv or os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1"
+    _VARIABLE in os.environ
+    or "--forks" in sys.argv
+    or os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1"
 )  # whether other tests compute at the same time
 
 
@@ -16,11 +18,11 @@ def share_cores() -> None:
     """Let compute threads sleep where they wait for each other, in this process and in what it starts.
 
     They would spin, on a core that the other worker's threads need. Call this before ggml and numpy are
-    loaded: their libraries read it once. And what leaves the cores to whoever else wants them gets its share:
-    the others want them all the time. Processes that this one starts do so by `sitecustomize`.
+    loaded: their libraries read the variables once. Threads with the policy SCHED_IDLE get SCHED_OTHER,
+    because the other workers compute all the time. Child processes do the same by `sitecustomize`.
     """
-    if HAS_COMPANY and _TOLD not in os.environ:
-        os.environ[_TOLD] = "1"
+    if HAS_COMPANY and _VARIABLE not in os.environ:
+        os.environ[_VARIABLE] = "1"
         paths = (str(Path(__file__).with_name("in_company")), os.environ.get("PYTHONPATH"))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -19,25 +19,25 @@ from tests.kernels.library import KERNELS
 from tests.trees import files_of_tests, package
 from tests.warm import OURS
 
-gc.disable()  # until all tests are collected: it would look again and again at what stays
+gc.disable()  # until all tests are collected: it would scan again and again objects that stay
 share_cores()
 trust_one()
-os.environ.setdefault("OCS_CACHE_FILE", "off")  # what tests compute is of no use to a user's servers
-settings.register_profile("anywhere", deadline=None)  # that a machine is busy is no failure
+os.environ.setdefault("OCS_CACHE_FILE", "off")  # a user's servers have no use for the cells of tests
+settings.register_profile("anywhere", deadline=None)  # a busy machine is not a failure
 settings.load_profile("anywhere")
-put_in_front(KERNELS)  # as in an engine process, before anything imports ggml: the folders' conftests do
+put_in_front(KERNELS)  # as in an engine process, before the folders' conftests import ggml
 
 pytest_plugins = ["tests.skips", "tests.forks"]
 
 _SERVERS = {"architectures", "cli", "e2e", "engine_client", "fuzz", "page"}
-"""Folders of tests that start processes; the files beside the folders mostly do so too."""
+"""Folders of tests that start processes; most files directly in `tests` do so too."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let signals reach child processes: a shell's background job and `nohup` make them ignored."""
     if config.getoption("numprocesses", None):
         gc.enable()
-        return  # the workers do it for themselves, and must not inherit signals that end them
+        return  # each worker does this itself, and must not inherit signals that end it
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -49,9 +49,15 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture
+def no_ocs_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.upper().startswith("OCS_")]:
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture(scope="session", params=ARCHITECTURES)
 def architecture(request: pytest.FixtureRequest) -> Architecture:
-    """Each tiny model of today's architectures; `tiny_model_path(shape=architecture.name)` is its file."""
+    """The description of each tiny model; `tiny_model_path(shape=architecture.name)` is its file."""
     return ARCHITECTURES[request.param]
 
 
@@ -83,7 +89,7 @@ def packaged(name: str) -> Path:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What has been imported and collected stays to the end: no garbage collection looks at it."""
+    """Exempt imported modules and collected tests, which stay to the end, from garbage collection."""
     options = session.config.option
     if options.forks > 1 and not options.collectonly:
         assert OURS.parent  # one process for all forks, from which their servers come
@@ -92,7 +98,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files that take long first: the forks take whole files in this order."""
+    """Put slow files first: the forks take whole files in this order."""
     items.sort(key=lambda item: not _starts_processes(item))
     for item in items:
         if item.path.parent.name in ("kernels", "llama"):
@@ -105,7 +111,7 @@ def _starts_processes(item: pytest.Item) -> bool:
 
 
 def pytest_unconfigure() -> None:
-    """At the end nothing is spared: what is left open closes as it always did, before the summary."""
+    """Collect all garbage again, so that resources left open are closed before the summary."""
     package.cache_clear()
     files_of_tests.cache_clear()
     gc.unfreeze()

@@ -1,4 +1,4 @@
-"""Small documents of all kinds, each made here, with the text that is expected of it."""
+"""Small documents of all kinds, generated here, each with its expected text."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def add(writer: pypdf.PdfWriter, *annotations: DictionaryObject) -> None:
             looks: Any = one["/AP"]["/N"]  # type: ignore[index]
             for state in looks:
                 looks[NameObject(state)] = writer._add_object(StreamObject())
-    kept = ArrayObject(writer._add_object(one) for one in annotations)
-    writer.pages[0][NameObject("/Annots")] = kept
+    references = ArrayObject(writer._add_object(one) for one in annotations)
+    writer.pages[0][NameObject("/Annots")] = references
     if any(one["/Subtype"] == "/Widget" for one in annotations):
-        form = named(Fields=kept, DA=TextStringObject("/Helv 0 Tf 0 g"))
+        form = named(Fields=references, DA=TextStringObject("/Helv 0 Tf 0 g"))
         writer._root_object[NameObject("/AcroForm")] = writer._add_object(form)
 
 
@@ -100,7 +100,7 @@ def check_box(name: str, state: str) -> DictionaryObject:
 
 
 def scanned(*texts: str | None) -> bytes:
-    """Pages with this text, or a picture in its place."""
+    """Pages with these texts; None is a picture."""
     writer = pypdf.PdfWriter()
     for text in texts:
         file = io.BytesIO()
@@ -155,12 +155,12 @@ def docx(body: str, head: str = "", **parts: str) -> bytes:
     )
 
 
-def said(text: str) -> str:
+def word_paragraph(text: str) -> str:
     return f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>"
 
 
 def word_table(*rows: tuple[str, ...]) -> str:
-    cells = ("".join(f"<w:tc>{said(cell)}</w:tc>" for cell in row) for row in rows)
+    cells = ("".join(f"<w:tc>{word_paragraph(cell)}</w:tc>" for cell in row) for row in rows)
     return f"<w:tbl>{''.join(f'<w:tr>{row}</w:tr>' for row in cells)}</w:tbl>"
 
 
@@ -303,7 +303,7 @@ UNREAD_MACROS = "[The macros of this document are not read.]"
 
 
 def bomb(size: int) -> bytes:
-    return docx(said("a" * size))
+    return docx(word_paragraph("a" * size))
 
 
 LAUGHS = "<!DOCTYPE d [<!ENTITY a 'ha'><!ENTITY b '&a;&a;&a;'>]>"
@@ -318,14 +318,15 @@ def compound(stream: str) -> bytes:
 def samples() -> list[Sample]:
     letter = pdf("The parcel is", "in the cellar.")
     comments = (
-        f'<w:comments {_W}><w:comment w:id="0" w:author="Ann" w:date="2026-01-01T00:00:00Z">{said("Really?")}'
-        "</w:comment></w:comments>"
+        f'<w:comments {_W}><w:comment w:id="0" w:author="Ann" w:date="2026-01-01T00:00:00Z">'
+        f"{word_paragraph('Really?')}</w:comment></w:comments>"
     )
     commented = (
         '<w:p><w:commentRangeStart w:id="0"/><w:r><w:t>A claim</w:t></w:r><w:commentRangeEnd w:id="0"/>'
         '<w:r><w:commentReference w:id="0"/></w:r></w:p>'
     )
-    notes_part = f'<w:footnotes {_W}><w:footnote w:id="2">{said("its source")}</w:footnote></w:footnotes>'
+    footnote = f'<w:footnote w:id="2">{word_paragraph("its source")}</w:footnote>'
+    notes_part = f"<w:footnotes {_W}>{footnote}</w:footnotes>"
     noted = '<w:p><w:r><w:t>Fact</w:t></w:r><w:r><w:footnoteReference w:id="2"/></w:r></w:p>'
     return [
         Sample("pdf", letter, ("[Page 1]\nThe parcel is", "[Page 2]\nin the cellar.")),
@@ -340,7 +341,7 @@ def samples() -> list[Sample]:
             ("Name:", "[Field Name: Ada]", "[Field Member: Yes]"),
         ),
         Sample(
-            "pdf form that nobody filled in",
+            "blank pdf form",
             edited_pdf(lambda w: add(w, text_field("Name", ""), check_box("Member", "Off")), "Name:"),
             ("Name:",),
             lacks="[Field",
@@ -373,12 +374,14 @@ def samples() -> list[Sample]:
         Sample("half a pdf", letter[:200], refusal="damaged"),
         Sample("head of a pdf", b"%PDF-1.4\n", refusal="damaged"),
         Sample("note about PDFs", b"A file begins with %PDF-1.7, always.", ("begins with %PDF-1.7, always",)),
-        Sample("docx", docx(said("Dear Ann") + said("Grüße")), ("Dear Ann\nGrüße",)),
+        Sample("docx", docx(word_paragraph("Dear Ann") + word_paragraph("Grüße")), ("Dear Ann\nGrüße",)),
         Sample("docx table", docx(word_table(("a", "b"), ("c", "d"))), ("a | b\nc | d",)),
         Sample("docx comment", docx(commented, comments=comments), ("A claim", "Ann", "Really?")),
         Sample("docx footnote", docx(noted, footnotes=notes_part), ("Fact", "its source")),
         Sample(
-            "docm", changed(docx(said("Sums")), **{"word/vbaProject.bin": b"\0"}), ("Sums", UNREAD_MACROS)
+            "docm",
+            changed(docx(word_paragraph("Sums")), **{"word/vbaProject.bin": b"\0"}),
+            ("Sums", UNREAD_MACROS),
         ),
         Sample("xlsm", changed(xlsx(sales), **{"xl/vbaProject.bin": b"\0"}), ("Pears", UNREAD_MACROS)),
         Sample(
@@ -399,11 +402,15 @@ def samples() -> list[Sample]:
             changed(open_document("text", lambda b: None), **{"content.xml": b"<x"}),
             refusal="damaged",
         ),
-        Sample("half a docx", docx(said("Sums"))[:300], refusal="neither a PDF nor text"),
+        Sample("half a docx", docx(word_paragraph("Sums"))[:300], refusal="neither a PDF nor text"),
         Sample("xml", b"<?xml version='1.0'?><price>2</price>", ("<price>2</price>",)),
         Sample("markdown", "# Größe\n\n- a\n".encode(), ("# Größe\n\n- a",)),
-        Sample("docx with entities", docx(said("&b;"), LAUGHS), refusal="declares entities"),
-        Sample("docx with an external entity", docx(said("&x;"), EXTERNAL), refusal="declares entities"),
+        Sample("docx with entities", docx(word_paragraph("&b;"), LAUGHS), refusal="declares entities"),
+        Sample(
+            "docx with an external entity",
+            docx(word_paragraph("&x;"), EXTERNAL),
+            refusal="declares entities",
+        ),
         Sample("docx bomb", bomb(140_000_000), refusal="unpacks to more than"),
         Sample("damaged docx", docx("<w:p>"), refusal="damaged"),
         Sample(

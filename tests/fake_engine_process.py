@@ -1,7 +1,7 @@
 """The engine process that `tests/fake_engine.py` starts.
 
-A test holds it with a file: `steps=PATH` lets each process begin as many steps as the file has bytes, and
-`loads=PATH` and `builds=PATH` hold the load, or what follows it, as long as the file exists.
+A test holds the process with a file. `steps=PATH` lets a process begin as many steps as the file has bytes.
+`loads=PATH` and `builds=PATH` hold the load, or the build after it, as long as the file exists.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from tests.fakes import FAKE_EMBEDDER, FAKE_INFO, FAKE_RERANKER, FakeBackend, Fa
 NOWHERE = "/nowhere"
 _LOOK_S = 0.002
 _STEP_S = 0.01
-"""Between two counted steps, or two pieces of a load, the process can read what was sent before."""
+"""Pause between two counted steps, or two pieces of a load, in which the process reads earlier messages."""
 
 
 class StepGate:
-    """Holds each step beyond the number of bytes of the file."""
+    """A gate that lets as many steps begin as the file has bytes."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._num_begun = 0
 
     def hold(self, interrupted: threading.Event) -> bool:
-        """Return True if the step was interrupted before it began."""
+        """Wait until a step may begin; return True if it was interrupted before."""
         while self._is_closed():
             if interrupted.wait(_LOOK_S):
                 interrupted.clear()
@@ -87,12 +87,12 @@ def _hold(path: str) -> None:
 
 
 def _kill_on(flags: dict[str, str], options: EngineOptions) -> int | None:
-    """`device_kills`: as `kill_on`, with a device only; or it does so while the model is loaded."""
+    """Return the token that kills the process. With a device, `device_kills=load` kills it at once."""
     device_kills = flags.get("device_kills") if options.wants_device else None
     if device_kills == "load":
         os.abort()
-    said = flags.get("kill_on", device_kills)
-    return None if said is None else int(said)
+    token = flags.get("kill_on", device_kills)
+    return None if token is None else int(token)
 
 
 def main() -> None:
@@ -145,7 +145,7 @@ def main() -> None:
         time.sleep(float(flags.get("build_s", 0)))
         _hold(flags.get("builds", NOWHERE))
         if "babble_if" in flags and Path(flags["babble_if"]).exists():
-            sock.sendall(b"\x01\0\0\0\xc1")  # a whole message, of no meaning in msgpack
+            sock.sendall(b"\x01\0\0\0\xc1")  # a complete message whose byte msgpack never uses
         if "dies_measuring" in flags and options.calibrate == "start":
             _die(lambda: False)
         if "dies_measuring" in flags and options.calibrate == "idle":
@@ -161,11 +161,11 @@ def _die(is_wanted: Callable[[], bool]) -> None:
     signal.raise_signal(signal.SIGSEGV)
 
 
-def _endless(begun: Path) -> Measure:
-    """Ends only when something is wanted. The file gets a line each time that it begins."""
+def _endless(starts: Path) -> Measure:
+    """Measure until a request comes. The file gets a line at each start."""
 
     def measure(is_wanted: Callable[[], bool]) -> None:
-        with begun.open("a") as file:
+        with starts.open("a") as file:
             file.write("begun\n")
         while not is_wanted():
             time.sleep(_LOOK_S)

@@ -72,7 +72,7 @@ FAKE_INFO = ModelInfo(
     end_tokens=frozenset({END_TOKEN}),
 )
 STATEFUL = {"state_bytes": 100, "max_draft": 0}
-"""Facts of a model whose sequences have a state beside their cells."""
+"""Fields of a model whose sequences have a state beside their cells."""
 
 FAKE_EMBEDDER = msgspec.structs.replace(
     FAKE_INFO,
@@ -96,11 +96,11 @@ FAKE_LIVE = LiveRequest(
     client="",
     position=None,
     first_token_ms=None,
-)  # as a request is shown
+)  # a request as the engine reports it
 
 
 class FakeThreads:
-    """Cores as a test says: by default there is one, and nobody else wants it."""
+    """Threads whose counters a test sets; by default there is one, on an idle machine."""
 
     def __init__(self, most: int = 1) -> None:
         self.most = self.count = most
@@ -122,7 +122,7 @@ class FakeThreads:
 
 
 class Panic(BaseException):
-    """As what Rust code raises where it should not go on."""
+    """Exception such as Rust code raises for a bug."""
 
 
 STATEFUL_INFO = msgspec.structs.replace(FAKE_INFO, **STATEFUL)
@@ -131,11 +131,11 @@ SPECULATION: dict[str, dict[str, Any]] = {
     "off": {"speculation": "off"},
     "auto": {},
     "always": {"experiment": Experiment(always_drafts=True)},
-}  # fields of `EngineOptions` by how much is drafted
+}  # amount of drafting -> fields of `EngineOptions`
 
 
 def next_token(tokens: list[int]) -> int:
-    """A pure function of the whole context: a lower-case letter, a space or (rarely) another byte."""
+    """Return the token after this context: a lower-case letter, a space or (rarely) another byte."""
     digest = _digest(tokens)
     return 2 + (digest >> 8) % 256 if digest % 16 == 0 else 2 + ord("abcdefghij klmnopq"[digest % 18])
 
@@ -145,29 +145,30 @@ def _digest(tokens: list[int]) -> int:
 
 
 def adapted(adapter: str | None, tokens: list[int]) -> list[int]:
-    """What `next_token` is to be asked of a model that an adapter changes."""
+    """Return the input of `next_token` for a model with this adapter."""
     return tokens if adapter is None else [zlib.crc32(adapter.encode()), *tokens]
 
 
 def pattern_of(constraint: Constraint) -> str | None:
-    """Of Lark that a server makes of a client's grammar, what comes behind its head."""
+    """Return a client's grammar from the Lark that the server makes of it."""
     return constraint.grammar and constraint.grammar.removeprefix("%llguidance {}\n\nstart: ")
 
 
 def forced_token(constraint: Constraint, output: list[int]) -> int | None:
-    """The fake's grammars are patterns: `?` is any token, `*` some copies of the one before, `!` a failure.
+    """Return the only token that may follow the output, or None if any may.
 
-    Everything else stands for itself; the end of the pattern ends the output. Returns what must follow the
-    output; None is free. A pattern `(` is broken. A backend that meets `%` panics, and `#` kills it.
+    The fake's grammars are patterns: `?` is any token, `*` some copies of the one before, `!` a failure.
+    Other characters stand for themselves; the end of the pattern ends the output. A pattern with `(` is
+    broken. `%` makes the backend panic, and `#` kills it.
     """
     pattern = pattern_of(constraint)
     if pattern is not None and "(" in pattern:
         raise ConstraintFailed("the pattern is broken")
     if constraint.thinking is not None:
-        behind = _behind_thoughts(constraint.thinking, output)
-        if not isinstance(behind, list):
-            return behind
-        output = behind
+        answer = _answer_after_thoughts(constraint.thinking, output)
+        if not isinstance(answer, list):
+            return answer
+        output = answer
     expected: list[int | None] = list(constraint.opening)
     for sign in pattern or "":
         if len(expected) > len(output):
@@ -180,21 +181,21 @@ def forced_token(constraint: Constraint, output: list[int]) -> int | None:
     return None if pattern is None else END_TOKEN
 
 
-def _behind_thoughts(thinking: Thinking, output: list[int]) -> list[int] | int | None:
-    """The tokens of the answer. While there is none: what must follow the output; None is free."""
+def _answer_after_thoughts(thinking: Thinking, output: list[int]) -> list[int] | int | None:
+    """Return the answer's tokens; during the thoughts, the only token that may follow, or None if any may."""
     thoughts = ReasoningTracker(
         thinking.begin, thinking.end, budget=thinking.budget, ends_at=thinking.ends_at
     )
-    must = thinking.opening
+    forced = thinking.opening
     for index in range(len(output) + 1):
-        if not must and thoughts.is_used_up:
-            must = thinking.closing
+        if not forced and thoughts.is_used_up:
+            forced = thinking.closing
         if index == len(output):
             break
         if thoughts.read(piece_of(output[index])) is not None:
             return output[index + 1 :]
-        must = must[1:]
-    return must[0] if must else None
+        forced = forced[1:]
+    return forced[0] if forced else None
 
 
 def piece_of(token: int) -> bytes:
@@ -210,11 +211,11 @@ def _expansion(sign: str, before: list[int]) -> list[int | None]:
 
 
 def forced_tokens(constraint: Constraint, output: list[int]) -> tuple[int, ...]:
-    """All that must follow the output, up to the next choice or the end."""
-    followed = list(output)
-    while END_TOKEN not in followed and (token := forced_token(constraint, followed)) is not None:
-        followed.append(token)
-    return tuple(followed[len(output) :])
+    """Return the tokens that must follow the output, up to the next choice or the end."""
+    extended = list(output)
+    while END_TOKEN not in extended and (token := forced_token(constraint, extended)) is not None:
+        extended.append(token)
+    return tuple(extended[len(output) :])
 
 
 def _allows(constraint: Constraint, output: list[int], token: int) -> bool:
@@ -226,20 +227,20 @@ def _allows(constraint: Constraint, output: list[int], token: int) -> bool:
 
 @dataclass(eq=False)
 class Cell:
-    """A KV cell: what it stands for. Sequences that share it hold the same object."""
+    """A KV cell. Sequences that share it hold the same object."""
 
     position: int
     token: int
-    adapter: str | None = None  # what it was computed with
+    adapter: str | None = None  # the adapter of its computation
 
 
 class FakeBackend:
-    """Keeps the tokens of every slot as its KV cells, and refuses what a real pool would refuse.
+    """A backend that stores the tokens of every slot as KV cells, and refuses steps that a real pool refuses.
 
-    Token t >= 2 is the byte t-2 (those from 258 on are nothing); 1 ends. `kill_on` makes the process send
-    itself a signal, `kill_with`, in the step that computes this token; `fault_on` makes the sequence that
-    computes this one go wrong, and no other; `step_s` makes a step take its time.
-    `choose` is the model: the next token, from all before it.
+    Token t >= 2 is the byte t-2 (from 258 on it has no text); 1 ends. The step that computes the token
+    `kill_on` sends the process the signal `kill_with`. A sequence that computes `fault_on` fails, and no
+    other. `step_s` is the duration of a step. `choose` is the model: it returns the next token from all
+    before it.
     """
 
     def __init__(
@@ -258,20 +259,20 @@ class FakeBackend:
         self.opened: dict[int, Open] = {}
         self.blocks: dict[int, list[Cell]] = {}
         self.states: dict[int, list[int]] = {}
-        """By slot, the tokens that its state has seen, where the memory has one."""
+        """Slot -> tokens that its state has seen, for models with a state."""
         self.saved_states: dict[int, list[int]] = {}
-        self.accepted: dict[int, int] = {}  # by slot, tokens of its last draft
+        self.accepted: dict[int, int] = {}  # slot -> accepted tokens of its last draft
         self.num_computed = 0
-        self.verbs_ms = 0.0  # what verbs are said to have taken
+        self.verbs_ms = 0.0  # reported duration of the verbs of a step
         self.adapters: dict[str, Adapter] = {}
-        self._adapter: str | None = None  # that of the step that is computed
+        self._adapter: str | None = None  # the adapter of the current step
         self.rows: set[tuple[str, int]] = set()
-        """Parts of pictures that are encoded. A picture takes as many milliseconds as it is wide; one that
-        is 13 pixels high goes wrong."""
+        """Encoded parts of pictures. A picture takes as many milliseconds as it is wide; one that is 13
+        pixels high fails."""
         self.encoding: tuple[tuple[str, int], float] | None = None
-        """What is being encoded, and for how long it has been."""
+        """The part that is being encoded, with its milliseconds so far."""
         self.num_given_up = 0
-        self._begun: set[int] = set()  # slots that have computed something
+        self._started_slots: set[int] = set()  # slots that have computed a span
         self._kill_on = kill_on
         self._kill_with = kill_with
         self._fault_on = fault_on
@@ -292,7 +293,7 @@ class FakeBackend:
             return StepResult(interrupted=True)
         assert step.num_tokens + step.padding <= self.info.max_step_tokens
         self._adapter = step.adapter
-        spans = [self._allowed(span) for span in step.spans]
+        spans = [self._with_draft(span) for span in step.spans]
         for span in spans:
             self._compute(span)
         assert self._num_cells() <= self.info.kv_tokens, "full"
@@ -315,7 +316,7 @@ class FakeBackend:
         )
 
     def _encode(self, encode: Encode | None, faults: dict[int, str]) -> tuple[bool, float]:
-        """Whether it is done, and how long it took."""
+        """Return whether the part is encoded, and the milliseconds of this step."""
         if encode is None:
             return False, 0.0
         opened = self.opened[encode.slot]
@@ -333,29 +334,29 @@ class FakeBackend:
             return False, took_ms
         self.encoding = None
         if item.size.height == 13:
-            faults[encode.slot] = "it cannot be encoded"
+            faults[encode.slot] = "the picture cannot be encoded"
             return False, took_ms
         self.rows.add(key)
         return True, took_ms
 
     def _check_rows(self, span: Span) -> None:
-        """Of a medium that is encoded, alone, and all of them where they must come together."""
+        """Check that a span's rows are encoded and of one medium; an indivisible medium needs all of them."""
         media = self.opened[span.slot].media
-        if span.slot not in self._begun:
-            self._begun.add(span.slot)
-            assert all(one.can_be_cut or not one.start < span.start < one.end for one in media)
+        if span.slot not in self._started_slots:
+            self._started_slots.add(span.slot)
+            assert all(item.can_be_cut or not item.start < span.start < item.end for item in media)
         if not any(map(is_row, span.tokens)):
             return
-        placeholder = next(one for one in media if one.start <= span.start < one.end)
+        placeholder = next(item for item in media if item.start <= span.start < item.end)
         digest = self.opened[span.slot].media_items[placeholder.item].digest
         assert span.start + span.num_tokens <= placeholder.end
-        assert (digest, placeholder.part) in self.rows, "it is not encoded"
+        assert (digest, placeholder.part) in self.rows, "the part is not encoded"
         assert not placeholder.rows.is_whole or span.num_tokens == placeholder.rows.num_rows
         assert not span.sample
         assert not span.targets
 
     def _num_cells(self) -> int:
-        """Shared ones count once; they are told from others only where that matters."""
+        """Count shared cells once; they are found only if the plain sum exceeds the pool."""
         num_held = sum(map(len, self.cells.values()))
         if num_held <= self.info.kv_tokens:
             return num_held
@@ -375,18 +376,18 @@ class FakeBackend:
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
         pattern = pattern_of(constraint) or ""
         if "#" in pattern:
-            signal.raise_signal(self._kill_with)  # this thread goes no further
+            signal.raise_signal(self._kill_with)  # ends this thread
         if "%" in pattern:
             raise Panic("index out of bounds")
         return forced_tokens(constraint, list(output))
 
     def check_adapter(self, adapter: Adapter) -> None:
-        """A path with `bad` in it is refused."""
+        """Refuse a path that contains `bad`."""
         if "bad" in adapter.path:
             raise AdapterFailed(f"{adapter.path} is not an adapter.")
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """A path with `kill` in it kills the process."""
+        """Load an adapter; a path that contains `kill` kills the process."""
         if "kill" in adapter.path:
             os.kill(os.getpid(), self._kill_with)
         assert adapter.key not in self.adapters
@@ -398,7 +399,9 @@ class FakeBackend:
         return MeasuredMedia(size, ((1,), MediaEmbeddings(num_rows, num_rows), (2,)))
 
     def unload_adapter(self, key: str) -> None:
-        assert all(cell.adapter != key for cells in self.cells.values() for cell in cells), "it is in use"
+        assert all(cell.adapter != key for cells in self.cells.values() for cell in cells), (
+            "the adapter is in use"
+        )
         del self.adapters[key]
 
     def export_cache(
@@ -413,14 +416,14 @@ class FakeBackend:
             return ()
         blocks = msgspec.msgpack.decode(Path(path).read_bytes(), type=tuple[SavedBlock, ...])
         depth: dict[int | None, int] = {None: 0}
-        told: dict[int | None, list[int]] = {}
+        tokens: dict[int | None, list[int]] = {}
         for block in blocks:
             start = depth[block.parent]
             self.blocks[block.number] = [Cell(start + i, token) for i, token in enumerate(block.tokens)]
             depth[block.number] = start + len(block.tokens)
-            told[block.number] = [*told.get(block.parent, []), *block.tokens]
+            tokens[block.number] = [*tokens.get(block.parent, []), *block.tokens]
             if block.state is not None:
-                self.saved_states[block.state] = told[block.number]
+                self.saved_states[block.state] = tokens[block.number]
         return blocks
 
     def close(self) -> None:
@@ -431,14 +434,14 @@ class FakeBackend:
             case Open(slot=slot):
                 assert slot not in self.cells, f"slot {slot} is taken"
                 self.cells[slot], self.opened[slot], self.states[slot] = [], verb, []
-                self._begun.discard(slot)
+                self._started_slots.discard(slot)
             case Close(slot=slot):
                 del self.cells[slot]
                 del self.opened[slot]
                 del self.states[slot]
             case ShareCells(source=source, slot=slot, end=end):
                 assert self.cells[slot] == []
-                assert len(self.cells[source]) >= end, "shares what is not computed"
+                assert len(self.cells[source]) >= end, "the source has not computed these cells"
                 self.cells[slot] = self.cells[source][:end]
                 self.states[slot] = list(self.states[source])
             case Save(slot=slot, start=start, end=end, block=block):
@@ -463,29 +466,29 @@ class FakeBackend:
             case Drop(block=block):
                 del (self.blocks if block in self.blocks else self.saved_states)[block]
 
-    def _allowed(self, span: Span) -> Span:
-        """Its draft as far as the request's pattern allows it."""
+    def _with_draft(self, span: Span) -> Span:
+        """Draft if the span wants it, and cut the draft where the request's pattern forbids it."""
         if not span.num_to_draft and not span.draft:
             return span
         opened = self.opened[span.slot]
-        known = [cell.token for cell in self.cells[span.slot]] + list(span.tokens)
+        context = [cell.token for cell in self.cells[span.slot]] + list(span.tokens)
         if span.num_to_draft:
-            draft = self._thought_of(known, span.num_to_draft)
+            draft = self._draft(context, span.num_to_draft)
             span = msgspec.structs.replace(span, draft=draft, num_to_draft=0)
         if opened.constraint is None:
             return span
         for length, token in enumerate(span.draft):
-            output = [*known[len(opened.prompt) :], *span.draft[:length]]
+            output = [*context[len(opened.prompt) :], *span.draft[:length]]
             if not _allows(opened.constraint, output, token):
                 return msgspec.structs.replace(span, draft=span.draft[:length])
         return span
 
-    def _thought_of(self, known: list[int], count: int) -> tuple[int, ...]:
-        """By a draft model that is wrong in one of four cases, and sometimes says less than it was asked."""
-        tokens = list(known)
-        while len(tokens) < len(known) + count and (digest := _digest(tokens)) % 9:
+    def _draft(self, context: list[int], count: int) -> tuple[int, ...]:
+        """Draft as a model that is wrong in one of four cases, and sometimes stops before `count` tokens."""
+        tokens = list(context)
+        while len(tokens) < len(context) + count and (digest := _digest(tokens)) % 9:
             tokens.append(self._choose(tokens) if digest % 4 else 2 + digest % 200)
-        return tuple(tokens[len(known) :])
+        return tuple(tokens[len(context) :])
 
     def _compute(self, span: Span) -> None:
         self._check_rows(span)
@@ -502,15 +505,15 @@ class FakeBackend:
         self.num_computed += span.num_tokens
 
     def _sample_along(self, span: Span) -> tuple[list[Sample], str | None]:
-        """What a step each would have sampled, as far as the draft is right; and why it went no further."""
+        """Sample along the draft while it is right; return the samples and the failure that ended them."""
         assert not span.draft or not span.targets
         assert self.info.max_draft is None or len(span.draft) <= self.info.max_draft
-        known = [cell.token for cell in self.cells[span.slot]][: span.start + len(span.tokens)]
+        context = [cell.token for cell in self.cells[span.slot]][: span.start + len(span.tokens)]
         samples: list[Sample] = []
         output: list[int] = []
         while len(output) <= len(span.draft) and tuple(output) == span.draft[: len(output)]:
             try:
-                samples.append(self._sample(span.slot, known + output))
+                samples.append(self._sample(span.slot, context + output))
             except ConstraintFailed as error:
                 self.accepted[span.slot] = len(output)
                 return samples, str(error)
@@ -519,7 +522,7 @@ class FakeBackend:
         return samples, None
 
     def _settle_draft(self, span: Span) -> Drafted:
-        """`span` as it was planned."""
+        """Remove the cells of wrong drafts. `span` is the planned one."""
         accepted, cells = self.accepted[span.slot], self.cells[span.slot]
         end = span.start + len(span.tokens)
         num_computed = len(cells) - end
@@ -541,8 +544,8 @@ class FakeBackend:
 
 
 def vector_of(tokens: Sequence[int], size: int) -> list[float]:
-    """What the fake embeds tokens as: how often each token is among them, in `size` bins. It is not of length
-    1, and alike for texts that share letters. With a size of 1 it is a score between -4 and 4."""
+    """Return the counts of the tokens in `size` bins, or with a size of 1 a score between -4 and 4. Vectors
+    are not normalised, and texts that share letters have similar ones."""
     if size == 1:
         return [zlib.crc32(repr(list(tokens)).encode()) % 8001 / 1000 - 4]
     bins = [0.0] * size
@@ -552,7 +555,7 @@ def vector_of(tokens: Sequence[int], size: int) -> list[float]:
 
 
 class FakeEmbedder:
-    """Embed as `vector_of` does, in `step_s`; `fail_on` and `kill_on` are tokens, `steps` are batches."""
+    """An embedder whose result is `vector_of`. `fail_on` and `kill_on` are tokens, `steps` are batches."""
 
     def __init__(
         self,

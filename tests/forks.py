@@ -1,8 +1,8 @@
 """`--forks N`: pytest imports and collects all tests once, and N forks of it take them, file by file.
 
 Each worker of pytest-xdist does so for itself; from a fresh clone, which has nothing compiled, that takes
-each of them 14 seconds. Nobody deals out work here: the numbers of the files stand in a pipe, in the order in
-which they are to begin, and each fork reads its next one there.
+each of them 14 seconds. No process deals out the work: the indices of the files are in a pipe, in the order
+in which the files are to begin, and each fork reads its next index there.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _TOGETHER = {
         "one import of frameworks that take seconds",
     ),
     **dict.fromkeys(["tests/test_fences.py", "tests/test_house.py"], "the package's syntax trees"),
-}  # what the files share that begin so; one fork takes them all
-_NUMBER_BYTES = 2
+}  # prefix of file names -> the expensive thing that these files share; one fork takes them all
+_INDEX_BYTES = 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     options = session.config.option
     if options.forks < 2 or options.collectonly or session.testsfailed:
-        return None  # pytest goes on by itself
+        return None  # pytest runs the tests itself
     groups: dict[str, list[pytest.Item]] = {}
     for item in session.items:
         groups.setdefault(_group(item), []).append(item)
@@ -62,127 +62,128 @@ def _group(item: pytest.Item) -> str:
 
 
 class _Forks:
-    """The side of the process that has collected: it reports what its forks tell."""
+    """The collecting process's side: it passes the events of its forks on to pytest's own hooks."""
 
     def __init__(self, session: pytest.Session, groups: Sequence[Sequence[pytest.Item]]) -> None:
         self._session, self._groups = session, groups
-        self._numbers, write = os.pipe()
-        os.write(write, b"".join(n.to_bytes(_NUMBER_BYTES, "big") for n in range(len(groups))))
-        os.close(write)
-        self._running: dict[Connection, int] = {}  # where they tell, and their process numbers
-        self._at: dict[int, tuple[str, Any]] = {}  # what each has begun and not ended
+        self._indices, write_end = os.pipe()
+        os.write(write_end, b"".join(n.to_bytes(_INDEX_BYTES, "big") for n in range(len(groups))))
+        os.close(write_end)
+        self._running: dict[Connection, int] = {}  # receiving end of each fork's pipe -> its process id
+        self._current_tests: dict[int, tuple[str, Any]] = {}  # process id -> the test that it has not ended
 
-    def run(self, number: int) -> None:
-        for _ in range(number):
+    def run(self, count: int) -> None:
+        for _ in range(count):
             self._fork()
         while self._running:
-            for heard in wait(list(self._running)):
-                self._hear(heard)
+            for receiver in wait(list(self._running)):
+                self._receive(receiver)
             if self._session.shouldfail:
                 raise self._session.Failed(self._session.shouldfail)
             if self._session.shouldstop:
                 raise self._session.Interrupted(self._session.shouldstop)
 
     def end(self) -> None:
-        """Those that still run are interrupted."""
+        """Interrupt the forks that still run."""
         for pid in self._running.values():
             os.kill(pid, signal.SIGINT)
-        for heard, pid in self._running.items():
-            heard.close()
+        for receiver, pid in self._running.items():
+            receiver.close()
             os.waitpid(pid, 0)
-        os.close(self._numbers)
+        os.close(self._indices)
 
     def _fork(self) -> None:
-        hears, tells = Pipe(duplex=False)
+        receiver, sender = Pipe(duplex=False)
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            hears.close()
-            _be_a_fork(self._session, self._groups, self._numbers, tells)
-        tells.close()
-        self._running[hears] = pid
+            receiver.close()
+            _run_fork(self._session, self._groups, self._indices, sender)
+        sender.close()
+        self._running[receiver] = pid
 
-    def _hear(self, heard: Connection) -> None:
-        pid, hook = self._running[heard], self._session.config.hook
+    def _receive(self, receiver: Connection) -> None:
+        pid, hook = self._running[receiver], self._session.config.hook
         try:
-            name, told = heard.recv()
+            name, arguments = receiver.recv()
         except EOFError:
-            self._end_of(heard)
+            self._reap(receiver)
             return
         if name == "pytest_runtest_logstart":
-            self._at[pid] = told["nodeid"], told["location"]
+            self._current_tests[pid] = arguments["nodeid"], arguments["location"]
         elif name == "pytest_runtest_logfinish":
-            del self._at[pid]
+            del self._current_tests[pid]
         elif name == "pytest_runtest_logreport":
-            data = told["report"]
-            told = {"report": hook.pytest_report_from_serializable(config=self._session.config, data=data)}
+            data = arguments["report"]
+            report = hook.pytest_report_from_serializable(config=self._session.config, data=data)
+            arguments = {"report": report}
         if name == "pytest_warning_recorded":
-            hook.pytest_warning_recorded.call_historic(kwargs=told)
+            hook.pytest_warning_recorded.call_historic(kwargs=arguments)
         else:
-            getattr(hook, name)(**told)
+            getattr(hook, name)(**arguments)
 
-    def _end_of(self, heard: Connection) -> None:
-        """One that dies on the way is a failure of its test, and another goes on with the other files."""
-        pid = self._running.pop(heard)
-        heard.close()
+    def _reap(self, receiver: Connection) -> None:
+        """Report a fork's death as a failure of its current test, and fork again for the other files."""
+        pid = self._running.pop(receiver)
+        receiver.close()
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if code == 0:
             return
-        nodeid, location = self._at.pop(pid, ("the end of a fork", ("", None, "")))
-        said = f"the process of the tests ended with {code}; what follows in this file has not run"
-        report = pytest.TestReport(nodeid, location, {}, "failed", said, "call")  # type: ignore[arg-type]
+        nodeid, location = self._current_tests.pop(pid, ("the end of a fork", ("", None, "")))
+        message = f"the process of the tests ended with {code}; the rest of this file has not run"
+        report = pytest.TestReport(nodeid, location, {}, "failed", message, "call")  # type: ignore[arg-type]
         self._session.config.hook.pytest_runtest_logreport(report=report)
         self._fork()
 
 
-class _Tells:
-    """A plugin of a fork: what is reported there is reported to whom it comes from."""
+class _Reporter:
+    """A fork's plugin: it sends the fork's reports to the collecting process."""
 
-    def __init__(self, config: pytest.Config, tells: Connection) -> None:
-        self._config, self._tells = config, tells
+    def __init__(self, config: pytest.Config, sender: Connection) -> None:
+        self._config, self._sender = config, sender
         self._has_begun = False
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
         self._has_begun = True
-        self._tells.send(("pytest_runtest_logstart", {"nodeid": nodeid, "location": location}))
+        self._sender.send(("pytest_runtest_logstart", {"nodeid": nodeid, "location": location}))
 
     def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
-        self._tells.send(("pytest_runtest_logfinish", {"nodeid": nodeid, "location": location}))
+        self._sender.send(("pytest_runtest_logfinish", {"nodeid": nodeid, "location": location}))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        self._tells.send(("pytest_runtest_logreport", {"report": data}))
+        self._sender.send(("pytest_runtest_logreport", {"report": data}))
 
     def pytest_warning_recorded(self, warning_message: Any, when: Any, nodeid: str, location: Any) -> None:
         if not self._has_begun:
-            return  # it is told of all that came before it was registered
-        said = warnings.WarningMessage(
+            return  # pytest repeats the warnings from before the registration
+        message = warnings.WarningMessage(
             str(warning_message.message),
             warning_message.category,
             warning_message.filename,
             warning_message.lineno,
         )
-        told = {"warning_message": said, "when": when, "nodeid": nodeid, "location": location}
-        self._tells.send(("pytest_warning_recorded", told))
+        arguments = {"warning_message": message, "when": when, "nodeid": nodeid, "location": location}
+        self._sender.send(("pytest_warning_recorded", arguments))
 
 
-def _be_a_fork(
-    session: pytest.Session, groups: Sequence[Sequence[pytest.Item]], numbers: int, tells: Connection
+def _run_fork(
+    session: pytest.Session, groups: Sequence[Sequence[pytest.Item]], indices: int, sender: Connection
 ) -> NoReturn:
     code = 1
     try:
         die_with_parent()
         for inherited in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
-            inherited.detach()  # what the parent made, it removes
-        # Python 3.11 forgets to: our own code would take the main thread for one of ggml's, and bind it.
+            inherited.detach()  # the parent removes its own files
+        # Python 3.11 does not do so: our own code would take the main thread for one of ggml's, and bind it.
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
-        _have_files_of_its_own(session.config)
-        session.config.pluginmanager.register(_Tells(session.config, tells))
-        _run(session, _items(groups, numbers))
+        _separate_files(session.config)
+        session.config.pluginmanager.register(_Reporter(session.config, sender))
+        _run(session, _items(groups, indices))
         code = 0
     except (KeyboardInterrupt, BrokenPipeError):
-        pass  # so it was wanted
+        pass  # the collecting process ends the fork in this way
     except BaseException:
         traceback.print_exc()
     finally:
@@ -190,21 +191,21 @@ def _be_a_fork(
         os._exit(code)
 
 
-def _have_files_of_its_own(config: pytest.Config) -> None:
+def _separate_files(config: pytest.Config) -> None:
     """Take the terminal away, and give the fork its own capture files and temporary folder."""
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     capture.stop_global_capturing()
-    with Path(os.devnull).open("r+b") as nothing:
-        os.dup2(nothing.fileno(), 1)
+    with Path(os.devnull).open("r+b") as null:
+        os.dup2(null.fileno(), 1)
     capture.start_global_capturing()
     capture.suspend_global_capture()
     factory = config._tmp_path_factory  # type: ignore[attr-defined]
     factory._basetemp = factory.mktemp("fork")
 
 
-def _items(groups: Sequence[Sequence[pytest.Item]], numbers: int) -> Iterator[pytest.Item]:
-    while read := os.read(numbers, _NUMBER_BYTES):
-        yield from groups[int.from_bytes(read, "big")]
+def _items(groups: Sequence[Sequence[pytest.Item]], indices: int) -> Iterator[pytest.Item]:
+    while index := os.read(indices, _INDEX_BYTES):
+        yield from groups[int.from_bytes(index, "big")]
 
 
 def _run(session: pytest.Session, items: Iterator[pytest.Item]) -> None:

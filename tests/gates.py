@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 
 
 class Gate:
-    """Closed from the beginning if `num_steps` is given; each process counts its steps anew."""
+    """A gate that starts closed if `num_steps` is set; each process counts its own steps."""
 
     def __init__(self, path: Path, num_steps: int | None = None) -> None:
         self._path = path
@@ -45,10 +45,10 @@ class Gate:
 
 @contextmanager
 def suspended(*pids: int) -> Iterator[None]:
-    """Processes that do nothing meanwhile, unless they are killed."""
+    """Stop the processes during the block; a killed one stays dead."""
     for pid in pids:
         psutil.Process(pid).suspend()
-    wait_until(lambda: all(map(_is_stopped, pids)))  # the signal only begins it
+    wait_until(lambda: all(map(_is_stopped, pids)))  # the signal only requests the stop
     try:
         yield
     finally:

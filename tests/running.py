@@ -1,4 +1,4 @@
-"""A program that runs a script as Python does: `PATH ARGUMENT...`."""
+"""A program that runs a script as the Python command does: `PATH ARGUMENT...`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real server as a process of its own, as a user starts it."""
+"""The real server as a process, as a user starts it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.warm import start
 
 
 class ServerProcess:
-    """`openai-cpu-server serve ...` on a port of its own; its log is kept in `lines`."""
+    """`openai-cpu-server serve ...` on a free port; `lines` is its log."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class ServerProcess:
         is_ready_at_once: bool = False,
         module: str = "openai_cpu_server",
     ) -> None:
-        """`is_fresh`: it imports for itself, as for a user, and does not come from `tests/warm.py`. One with
-        a limit does so too, and one that another `module` starts. `is_ready_at_once`: it loads nothing at
+        """`is_fresh`: the process imports for itself, as for a user, and is not a fork of `tests/warm.py`. A
+        limit of open files or another `module` implies that. `is_ready_at_once`: the server loads no model at
         its start."""
         self.lines: list[str] = []
         self._is_ready_at_once = is_ready_at_once
         self._has_ended = False
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         command = ["serve"]
         if "--port" not in options:
             command += ["--port", "0"]
@@ -47,7 +47,7 @@ class ServerProcess:
         if "--jobs-db" not in options:
             command += ["--jobs-db", "sqlite://"]  # in memory: no test leaves jobs behind for a user's server
         if "--drain-seconds" not in options:
-            command += ["--drain-seconds", "0"]  # the end of a test waits for nobody
+            command += ["--drain-seconds", "0"]  # a test ends without waiting for requests
         command += options
         if is_fresh or max_open_files is not None or module != "openai_cpu_server":
             command = [sys.executable, "-m", module, *command]
@@ -69,7 +69,7 @@ class ServerProcess:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Where a test fails, pytest shows what the server has said, and whether it had ended before."""
+        """Print the end of the log if the test fails, and whether the server had ended before."""
         when = "ended" if self.process.poll() is None else "had ended before"
         code = self.stop(signal.SIGTERM)
         if error is not None:
@@ -77,8 +77,8 @@ class ServerProcess:
 
     def wait_for(self, pattern: str, count: int = 1, timeout_s: float = DEADLINE_S) -> str:
         """Return the first group of the `count`th matching line. Raises AssertionError if none comes."""
-        with self._news:
-            self._news.wait_for(lambda: len(self._matches(pattern)) >= count or self._has_ended, timeout_s)
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._matches(pattern)) >= count or self._has_ended, timeout_s)
             found = self._matches(pattern)
         assert len(found) >= count, f"the server did not write {pattern!r}:\n" + "".join(self.lines)
         return found[count - 1][1]
@@ -87,7 +87,7 @@ class ServerProcess:
         return [found for line in self.lines if (found := re.search(pattern, line))]
 
     def stop(self, number: int) -> int:
-        """Send a signal and wait for the end; returns the exit code."""
+        """Send a signal, wait for the end and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         code = self.process.wait(timeout=DEADLINE_S)
@@ -117,22 +117,22 @@ class ServerProcess:
 
     def _read(self) -> None:
         for line in self.process.stdout:
-            with self._news:
+            with self._changed:
                 self.lines.append(line)
-                self._news.notify_all()
-        with self._news:
+                self._changed.notify_all()
+        with self._changed:
             self._has_ended = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 def engines_of(pid: int) -> list[psutil.Process]:
-    """The engines of the API process of this number."""
+    """Return the engines of the API process with this pid."""
     children = psutil.Process(pid).children()
     return [child for child in children if child.is_running() and not is_reader(child)]
 
 
 def is_reader(process: psutil.Process) -> bool:
-    """One that is gone is none."""
+    """Return False for a process that has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return "openai_cpu_server.reader.process" in process.cmdline()
     return False

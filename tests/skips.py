@@ -1,4 +1,4 @@
-"""In continuous integration a test that is skipped has failed, unless its reason stands here."""
+"""In continuous integration a test that is skipped has failed, unless its reason is listed here."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAY_BE_SKIPPED = {
     "tests/e2e/test_wires.py": "proxies, Java and Go are not on every machine",
     "tests/kernels/test_emulated.py": "headers and emulators of other CPUs are not on every machine",
     "tests/kernels/test_levels.py": "an emulator of other CPUs is not on every machine",
-    "tests/kernels/test_library.py": "what is compiled for AVX2 is compiled again only where a CPU has more",
+    "tests/kernels/test_library.py": "kernels for AVX2 are compiled again only where a CPU has more",
     "tests/llama/test_cores.py": "on one core, or where threads cannot be bound, there is nothing to bind",
-    "tests/observe/test_documents.py": "only Linux tells a process's figures",
+    "tests/observe/test_documents.py": "only Linux reports a process's figures",
     "tests/page/test_accessibility.py": "axe comes with npm, which is not on every machine",
-    "tests/page/test_build.py": "npm and what it fetches are not on every machine",
-    "tests/prompt/test_shipped_templates.py": "a wheel that was built before has left no templates",
+    "tests/page/test_build.py": "npm and its packages are not on every machine",
+    "tests/prompt/test_shipped_templates.py": "a wheel that was built earlier has no templates",
     "tests/structured/test_maskbench.py": "its cases are not part of this repository",
-}  # files of tests -> why some of them may be skipped even there
+}  # test file -> why some of its tests may be skipped even in continuous integration
 
 
 def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -1,4 +1,4 @@
-"""A process as a person sees it: its standard error is a terminal."""
+"""A process whose standard error is a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Seen(NamedTuple):
 
 
 def seen_on_a_terminal(command: Sequence[str], *, env: Mapping[str, str] = os.environ) -> Seen:
-    """Its end, its standard output, and what the terminal was sent. The output has to fit into a pipe."""
+    """Run a command to its end. Its standard output must fit into a pipe."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 120, 0, 0))
     process = subprocess.Popen(
@@ -28,7 +28,7 @@ def seen_on_a_terminal(command: Sequence[str], *, env: Mapping[str, str] = os.en
     )
     os.close(theirs)
     seen = b""
-    with contextlib.suppress(OSError):  # the terminal is gone when its last holder is
+    with contextlib.suppress(OSError):  # the terminal is closed with its last holder
         while chunk := os.read(ours, 4096):
             seen += chunk
     os.close(ours)

@@ -1,4 +1,4 @@
-"""Shares and turns, whatever comes: numbers only."""
+"""Shares and turns under any history; the tests use numbers only."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ amounts = st.integers(1, 100)
 
 
 class TestCredit:
-    def test_it_earns_its_share_and_spends_what_it_uses(self) -> None:
+    def test_it_earns_its_share_and_pays_for_its_use(self) -> None:
         credit = Credit(0.1)
         credit.account(100, own=0)
         credit.account(50, own=12)
         assert credit.amount == pytest.approx(3)
         credit.lapse()
         credit.account(100, own=100)
-        assert credit.amount == 0, "it owes nothing for what it is given"
+        assert credit.amount == 0, "a gift does not become a debt"
 
-    def test_it_saves_for_one_turn_or_for_as_much_as_it_may_have(self) -> None:
+    def test_it_saves_for_one_turn_or_up_to_its_limit(self) -> None:
         for most, amount in ((0, 20), (70, 70)):
             credit = Credit(0.5, most=most)
             assert not credit.pays_for(20)
@@ -36,7 +36,7 @@ class TestCredit:
             assert credit.amount == amount
             assert credit.pays_for(20)
 
-    def test_it_is_due_when_others_have_used_enough(self) -> None:
+    def test_it_is_due_after_enough_use_by_others(self) -> None:
         credit = Credit(0.25)
         for _ in range(400):  # sums of small amounts are enough
             credit.account(0.1, own=0)
@@ -45,8 +45,8 @@ class TestCredit:
         assert Credit(0.0).due_in(5) == math.inf
 
     @given(shares, st.lists(st.tuples(amounts, amounts), max_size=200))
-    def test_it_never_brings_more_than_the_share(self, share: float, turns: list[tuple[int, int]]) -> None:
-        """Others use something all the time; own turns, of any price, are taken as soon as they are paid."""
+    def test_it_never_grants_more_than_the_share(self, share: float, turns: list[tuple[int, int]]) -> None:
+        """Others use the resource all the time; own turns, of any price, start as soon as they are paid."""
         credit, used, own = Credit(share), 0.0, 0.0
         for others, price in turns:
             if credit.pays_for(price):
@@ -58,10 +58,10 @@ class TestCredit:
             assert 0 <= credit.amount <= price
 
     @given(shares, amounts, st.lists(amounts, min_size=1, max_size=300))
-    def test_where_it_may_save_enough_it_is_never_behind_its_share_by_more_than_two_turns(
+    def test_with_enough_savings_it_is_at_most_two_turns_behind_its_share(
         self, share: float, price: int, steps: list[int]
     ) -> None:
-        """`most`: else what a step earns beyond the price of a turn is lost."""
+        """Save for two turns, because earnings beyond the limit are lost."""
         credit, used, own = Credit(share, most=2 * price), 0.0, 0.0
         for others in steps:
             if credit.pays_for(price):
@@ -76,7 +76,7 @@ class TestCredit:
 
 class TestFairTurns:
     def test_the_least_user_is_next_then_the_longest_waiting(self) -> None:
-        turns = joined("a", "b", "c")
+        turns = turns_of("a", "b", "c")
         for key, amount in (("a", 3), ("b", 1), ("c", 2)):
             turns.use(key, amount)
         assert (turns.order, turns.first, turns.lead("a", "b")) == (["b", "c", "a"], "b", 2)
@@ -96,9 +96,9 @@ class TestFairTurns:
         assert "".join(turns.order) == order
 
     @pytest.mark.parametrize("is_alone", [False, True])
-    def test_a_newcomer_has_saved_up_nothing_nor_has_who_comes_back(self, is_alone: bool) -> None:
-        """Even when nobody was there meanwhile."""
-        turns = joined("a")
+    def test_a_new_or_returning_key_has_no_savings(self, is_alone: bool) -> None:
+        """Savings are lost even if the queue was empty in between."""
+        turns = turns_of("a")
         for _ in range(2):
             turns.use("a", 100)
             turns.join("b")
@@ -112,15 +112,15 @@ class TestFairTurns:
         assert turns.lead("a", "b") == 0
 
     def test_usage_is_not_forgotten_while_others_wait(self) -> None:
-        turns = joined("a", "b")
+        turns = turns_of("a", "b")
         turns.use("a", 100)
         turns.leave("a")
         turns.leave("a")
         turns.join("a")
         assert turns.lead("a", "b") == 100
 
-    def test_only_some_take_part_and_a_copy_is_another(self) -> None:
-        turns = joined("a", "b", "c")
+    def test_turns_can_be_limited_to_some_keys_and_a_copy_is_independent(self) -> None:
+        turns = turns_of("a", "b", "c")
         trial = turns.copy()
         trial.use("a", 5)
         trial.leave("c")
@@ -130,8 +130,8 @@ class TestFairTurns:
         assert turns.order == ["a", "b", "c"]
 
     @given(st.integers(1, 6), st.lists(amounts, max_size=200))
-    def test_those_who_stay_are_never_further_apart_than_one_turn(self, number: int, used: list[int]) -> None:
-        turns = joined(*range(number))
+    def test_keys_that_stay_are_at_most_one_turn_apart(self, number: int, used: list[int]) -> None:
+        turns = turns_of(*range(number))
         for amount in used:
             turns.use(turns.first, amount)
             first, *_, last = [*turns.order, turns.order[-1]]
@@ -147,53 +147,53 @@ class TestFairTurns:
             max_size=200,
         ),
     )
-    def test_whatever_happens_nobody_waits_for_more_than_two_turns_of_each_other(
+    def test_a_key_waits_for_at_most_two_turns_of_each_other_key(
         self, favours_newcomers: bool, history: list[tuple[str, int]]
     ) -> None:
         turns: FairTurns[int] = FairTurns(favours_newcomers=favours_newcomers)
         waited: Counter[int] = Counter()
-        longest = max((amount for what, amount in history if what == "use"), default=0)
-        for what, which in history:
-            if what == "use" and len(turns):
+        longest = max((amount for action, amount in history if action == "use"), default=0)
+        for action, number in history:
+            if action == "use" and len(turns):
                 first = turns.first
                 assert first == turns.order[0]
-                turns.use(first, which)
-                waited.update(dict.fromkeys(turns.order, which))
+                turns.use(first, number)
+                waited.update(dict.fromkeys(turns.order, number))
                 del waited[first]
-            elif what == "join":
-                turns.join(which)
-            elif what == "leave":
-                turns.leave(which)
-                del waited[which]
+            elif action == "join":
+                turns.join(number)
+            elif action == "leave":
+                turns.leave(number)
+                del waited[number]
             assert all(ms <= 2 * 5 * longest for ms in waited.values())
 
     @given(st.lists(st.tuples(st.integers(0, 3), amounts), max_size=100))
-    def test_who_comes_back_again_and_again_gets_no_more_than_who_stays(
+    def test_a_key_that_leaves_and_returns_gets_no_more_than_one_that_stays(
         self, visits: list[tuple[int, int]]
     ) -> None:
-        """One leaves for a while after some of its turns; the other is always there."""
-        turns, used = joined("stays", "comes and goes"), Counter[str]()
+        """A key leaves for a while after some of its turns; the other always stays."""
+        turns, used = turns_of("stays", "returns"), Counter[str]()
         longest = max((amount for _, amount in visits), default=0)
         for rest, amount in visits:
             first = turns.first
             turns.use(first, amount)
             used[first] += amount
-            if rest == 0 and "comes and goes" in turns:
-                turns.leave("comes and goes")
+            if rest == 0 and "returns" in turns:
+                turns.leave("returns")
             elif rest:
-                turns.join("comes and goes")
-            assert used["comes and goes"] <= used["stays"] + longest
+                turns.join("returns")
+            assert used["returns"] <= used["stays"] + longest
 
 
 class TestNestedTurns:
-    def test_a_group_has_one_turn_however_many_it_is(self) -> None:
+    def test_a_group_has_one_turn_however_many_members_it_has(self) -> None:
         turns = NestedTurns()
         for path in (("a", "1"), ("a", "2"), ("a", "3"), ("b", "4")):
             turns.join(path)
         assert turns.order == [("a", "1"), ("b", "4"), ("a", "2"), ("a", "3")], "one small turn each"
-        assert " ".join("".join(path) for path in taken(turns, 6)) == "a1 b4 a2 b4 a3 b4"
+        assert " ".join("".join(path) for path in take(turns, 6)) == "a1 b4 a2 b4 a3 b4"
 
-    def test_a_group_leaves_with_its_last(self) -> None:
+    def test_a_group_leaves_with_its_last_member(self) -> None:
         turns = NestedTurns()
         turns.join(("a", "1"))
         turns.join(("a", "2"))
@@ -206,7 +206,7 @@ class TestNestedTurns:
         st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.text(max_size=3)), unique=True),
         st.lists(amounts, max_size=60),
     )
-    def test_what_is_tried_on_a_copy_changes_nothing(
+    def test_a_trial_on_a_copy_changes_nothing(
         self, paths: list[tuple[str, str, str]], used: list[int]
     ) -> None:
         turns, same = NestedTurns(), NestedTurns()
@@ -221,43 +221,43 @@ class TestNestedTurns:
                 if amount % 3 == 0:
                     trial.leave(path)
         assert turns.order == same.order
-        assert len(taken(turns, 40)) == (40 if paths else 0)
+        assert len(take(turns, 40)) == (40 if paths else 0)
 
     @given(st.lists(st.tuples(st.sampled_from("abc"), st.text(max_size=3)), unique=True, min_size=1), amounts)
-    def test_groups_get_the_same_whatever_they_are_made_of(
+    def test_groups_get_the_same_whatever_their_members(
         self, paths: list[tuple[str, str]], amount: int
     ) -> None:
         turns = NestedTurns()
         for path in paths:
             turns.join(path)
-        got: Counter[str] = Counter()
-        for group, _ in taken(turns, 90, amount):
-            got[group] += amount
-        assert max(got.values()) - min(got.values()) <= amount
+        totals: Counter[str] = Counter()
+        for group, _ in take(turns, 90, amount):
+            totals[group] += amount
+        assert max(totals.values()) - min(totals.values()) <= amount
 
 
-def test_alternating_looks_at_no_more_than_is_taken() -> None:
-    looked_at: list[int] = []
+def test_alternating_reads_no_more_items_than_are_taken() -> None:
+    reads: list[int] = []
 
-    def watched(numbers: list[int]) -> list[int]:
-        looked_at.extend(numbers)
+    def recorded(numbers: list[int]) -> list[int]:
+        reads.extend(numbers)
         return numbers
 
-    queues = [(n for one in ([1], [4], [7]) for n in watched(one)), iter([2]), iter([3, 6])]
+    queues = [(n for numbers in ([1], [4], [7]) for n in recorded(numbers)), iter([2]), iter([3, 6])]
     assert list(islice(alternating(queues), 3)) == [1, 2, 3]
-    assert looked_at == [1]
+    assert reads == [1]
     assert list(alternating([[1, 4], [2], [3, 5]])) == [1, 2, 3, 4, 5]
 
 
-def joined(*keys: Key) -> FairTurns[Key]:
+def turns_of(*keys: Key) -> FairTurns[Key]:
     turns: FairTurns[Key] = FairTurns(favours_newcomers=False)
     for key in keys:
         turns.join(key)
     return turns
 
 
-def taken(turns: NestedTurns, number: int, amount: int = 1) -> list[Path]:
-    """Whose turn it is, that many times."""
+def take(turns: NestedTurns, number: int, amount: int = 1) -> list[Path]:
+    """Take this many turns, and return their paths."""
     found = []
     for _ in range(number if turns else 0):
         found.append(turns.first)
@@ -269,7 +269,7 @@ ANN, BOB = ("ann",), ("bob",)
 
 
 class TestFairQueue:
-    def test_a_caller_with_all_its_places_lets_others_go_first(self) -> None:
+    def test_a_caller_at_its_limit_lets_others_go_first(self) -> None:
         queue = FairQueue[str](most=1)
         for caller, ticket in ((ANN, "a"), (ANN, "b"), (BOB, "c")):
             queue.add(caller, ticket)
@@ -284,15 +284,15 @@ class TestFairQueue:
         assert queue.take() == "a"
         queue.add(ANN, "b")
         queue.add(BOB, "c")
-        queue.add(BOB, "given up")
-        queue.remove(BOB, "given up")
+        queue.add(BOB, "cancelled")
+        queue.remove(BOB, "cancelled")
         queue.give_back(ANN, 10.0)
         assert [queue.take(), queue.take(), queue.take()] == ["c", "b", None]
 
     @given(
         st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), amounts), max_size=60), st.integers(1, 3)
     )
-    def test_each_ticket_is_taken_once_and_no_caller_holds_more(
+    def test_each_ticket_is_taken_once_and_no_caller_exceeds_its_limit(
         self, story: list[tuple[str, bool, int]], most: int
     ) -> None:
         queue, held, taken = FairQueue[tuple[str, int]](most), Counter[str](), list[tuple[str, int]]()

@@ -1,4 +1,4 @@
-"""The fences of the design: who may import whom. Walks the source; imports nothing of it."""
+"""Rules for imports: which module may import which. The tests parse the source and do not import it."""
 
 from __future__ import annotations
 
@@ -25,68 +25,68 @@ ALLOWED = {
     # Below everything.
     "errors": "",
     "json_size": "errors",
-    # Who of several is next: numbers only. What takes turns lies in several rooms, so this lies below them.
+    # Choice between callers that take turns: numbers only. Several packages use it, so it lies below them.
     "fairness": "",
-    # What is kept elsewhere, or where others might read along: it knows nothing of what that is.
+    # Storage elsewhere, or where other users might read: it does not know the content.
     "storage": "",
-    # Native code's processes: how they are started and what they may do, whatever they are for.
+    # Start and rights of processes with native code, for any purpose.
     "child_processes": "",
     "contract": "errors",
-    # Options, and where they come from.
+    # Options and their sources.
     "config": "contract errors",
     "config.adapters": "",
     "config.command_line": "errors",
     "config.folders": "errors storage.private_files",
     "config.routers": "models.routing.options",
-    # Texts, templates, grammars: they know no process, no HTTP and no engine.
+    # Texts, templates, grammars, without processes, HTTP or an engine.
     "prompt": "contract.grammar contract.model_info contract.request errors json_size",
     "structured": "contract.grammar errors",
-    # The engine's side. The scheduler knows no backend, the core no llama.cpp; `process` alone joins them.
+    # The engine's side. The scheduler has no backend, the core no llama.cpp; only `process` combines them.
     "scheduler": "contract fairness",
     "engine": "contract errors scheduler",
     "engine.process": "child_processes contract engine llama observe.logs storage.private_files",
-    # Kernels in front of ggml: whoever has loaded ggml hands it over.
+    # Kernels in front of ggml, which the caller has loaded and passes in.
     "kernels": "contract",
     "llama": "contract errors kernels.graphs kernels.library kernels.proof storage.private_files",
     "model_source": "config.adapters config.folders contract.model_info errors llama.gguf",
-    # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
+    # The asyncio side of an engine. It knows the engine by the contract alone, and not the scheduler.
     "engine_client": "child_processes.spawn contract errors fairness",
-    # The API process's way to the processes that read texts with native code, and these themselves.
+    # The client of the processes that read texts with native code, and these processes.
     "reader": "child_processes.spawn contract errors fairness prompt",
     "reader.process": "child_processes contract errors llama prompt reader",
     "reader.grammars": "contract.grammar llama structured.compiler",
-    # Several engines elsewhere: the pure choice between them, the way to them, and those who run them.
+    # Several engines elsewhere: the pure choice between them, their clients, and the code that runs them.
     "replicas": "contract",
     "replicas.remote": "contract engine_client errors",
     "replicas.nodes": "contract engine_client",
     "replicas.host": "contract engine_client errors",
-    # It wires API replicas and engine replicas, as `server` does one server.
+    # Assembly of API replicas and engine replicas, as `server` assembles one server.
     "replicas.ray": "config contract engine_client errors llama.host models observe reader.pool server "
     "storage.private_files",
-    # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
+    # Below `api`, which finds a model by the name in a body. It uses neither HTTP nor processes.
     "models": "contract errors prompt",
-    # Below `api`, which knows it by the contract alone: for it there is no model. Which addresses may be
-    # asked is one rule for all that clients name by a URL.
+    # Below `api`, which knows it by the contract alone. It uses no model. One rule for addresses holds for
+    # every URL of a client.
     "mcp_servers": ". child_processes.spawn contract errors http.fetching",
-    # Below `api`, which asks it before it submits a call: for it there is no HTTP, no model and no engine.
+    # Below `api`, which queries it before it submits a call. It uses no HTTP, no model and no engine.
     "answers": "config.folders contract errors storage",
-    # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
-    # that `api` provides and `server` hands over.
+    # Beside `api`, which calls it. Batches use neither HTTP nor the engine: a callable runs the rows, which
+    # `api` provides and `server` passes in.
     "jobs": "config.folders contract.figures errors json_size storage",
-    # Below `api`, which tells it of requests; the engine's client tells it of steps through a protocol of its
-    # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry. What
-    # Linux counts of control groups is read where all of that is, which loads no llama.cpp.
+    # Below `api`, which reports requests to it. The engine's client reports steps through a protocol, and
+    # provides the gauges. It does not use HTTP; no other package uses Prometheus or OpenTelemetry. Control
+    # groups are read in `llama.host`, which does not load llama.cpp.
     "observe": ". contract errors llama.host",
-    # The files of the page: for it there is no HTTP.
+    # The files of the page, without HTTP.
     "page": "",
-    # What is HTTP: it knows keys and routes, and no family of the API. It is told what to serve.
+    # HTTP: keys and routes, without the families of the API, which it gets as arguments.
     "http": ". contract errors fairness jobs.records json_size observe storage.breaker",
     "api": ". answers config.adapters contract errors http jobs json_size models observe page prompt",
-    # How a server is put together, of settings: all that lies below it, but for the engine's own code.
+    # Assembly of a server from settings. It may import everything below it except the engine's own code.
     "server": "answers api config contract engine_client errors http jobs llama.gguf llama.host "
     "llama.model.kv_size mcp_servers model_source models observe prompt reader replicas.nodes "
     "storage.private_files",
-    # Commands import late what they need: each knows its own rooms.
+    # Commands import their packages late; each has its own list.
     "cli": ". errors",
     "cli.main": ". cli config.command_line config.folders errors kernels.library reader.child",
     "cli.serve": "config reader.child server",
@@ -104,7 +104,7 @@ ALLOWED = {
     "cli.models": "config.command_line contract.model_info errors llama model_source",
     "cli.pull": "cli config.command_line contract.pull errors llama.host model_source",
     "cli.inspect": "config contract errors llama model_source prompt scheduler.cost_model",
-}  # layer (or one file of it) -> what it may import besides itself; "." is the package's own `__init__`
+}  # layer (or one file of it) -> imports allowed besides itself; "." is the package's own `__init__`
 
 LIBRARIES_OF = {
     "api": "sse_starlette starlette pydantic",
@@ -120,13 +120,13 @@ LIBRARIES_OF = {
     "observe": "prometheus_client opentelemetry",
     "mcp_servers": "mcp mcp_types httpx2",
     "cli": "rich",
-}  # layer -> the libraries that no other layer imports but those that name them here
+}  # layer -> libraries that only the layers listed with them import
 PURE = words("fairness scheduler structured replicas.autoscaling replicas.router")
 ROOMS_UPWARDS = {
     "replicas": ("remote", "host", "ray"),
     "jobs": ("store", "run"),
     "structured": ("languages", "scalars", "gbnf", "writing", "lark", "schema", "logic", "values"),
-}  # the rooms of a layer: each imports only those before it, and what files of the layer's root it may name
+}  # layer -> its rooms in order; a room imports only earlier ones, and some files of the layer's root
 FOR_ALL_ROOMS = {
     "replicas": {"autoscaling", "router", "wire"},
     "jobs": {"records"},
@@ -136,7 +136,7 @@ FOR_ALL_ROOMS = {
 
 @functools.cache
 def imports(module: str) -> tuple[str, ...]:
-    """The modules that it imports. `from package import module` imports a module too."""
+    """Return the modules that a module imports. `from package import module` imports a module too."""
     return tuple(imported(package()[module].nodes(ast.Import, ast.ImportFrom)))
 
 
@@ -152,7 +152,7 @@ def imported(nodes: Iterator[ast.Import | ast.ImportFrom]) -> Iterator[str]:
 
 
 def entry_points(source: Source) -> Iterator[str]:
-    """Modules that are imported by name, when something of theirs is called: MODULE:FUNCTION."""
+    """Yield the modules that are imported by name at a call: MODULE:FUNCTION."""
     for node in source.nodes(ast.Constant):
         if isinstance(node.value, str) and (match := re.fullmatch(rf"({NAME}[\w.]*):\w+", node.value)):
             yield match[1]
@@ -163,7 +163,7 @@ def within(name: str, allowed: str) -> bool:
 
 
 def reached_from(*starts: str) -> set[str]:
-    """All of our modules that are imported with these."""
+    """Return all of our modules that are imported with these."""
     seen: set[str] = set()
     waiting = list(starts)
     while waiting:
@@ -177,14 +177,14 @@ def reached_from(*starts: str) -> set[str]:
 
 
 def rule_of(module: str) -> set[str]:
-    """The rule for the module itself, else for the nearest folder around it."""
+    """Return the rule of the module, or of the nearest folder around it."""
     while module not in ALLOWED:
         assert module, "each layer has a rule"
         module = module.rpartition(".")[0]
     return {name.rstrip(".") for name in words(ALLOWED[module])}
 
 
-def test_layers_import_only_what_lies_below() -> None:
+def test_layers_import_only_layers_below() -> None:
     for module, source in package().items():
         allowed = rule_of(module) | {module.split(".", maxsplit=1)[0]}
         for name in (*imports(module), *entry_points(source)):
@@ -194,7 +194,7 @@ def test_layers_import_only_what_lies_below() -> None:
 
 
 @pytest.mark.parametrize("layer", ROOMS_UPWARDS)
-def test_rooms_of_a_layer_import_only_those_below(layer: str) -> None:
+def test_rooms_of_a_layer_import_only_earlier_rooms(layer: str) -> None:
     rooms = ROOMS_UPWARDS[layer]
     inside = [name for name in package() if name.startswith(f"{layer}.")]
     assert {name.split(".")[1] for name in inside if name.count(".") > 1} == set(rooms)
@@ -210,7 +210,7 @@ SHARED = words("generation admin events files transcriptions")
 FAMILIES = {path.parent.name for path in (PACKAGE / "api").glob("*/__init__.py")} - SHARED
 
 
-def test_an_api_family_knows_no_other_and_what_they_share_knows_none() -> None:
+def test_an_api_family_imports_no_other_and_shared_code_imports_none() -> None:
     for module in package():
         room = module.split(".")[1] if module.startswith("api.") else ""
         if room in FAMILIES | {"generation"}:
@@ -220,8 +220,7 @@ def test_an_api_family_knows_no_other_and_what_they_share_knows_none() -> None:
                 assert other not in FAMILIES - {room}, f"{module} imports {name}"
 
 
-def test_what_a_client_asks_for_is_no_http() -> None:
-    """Neither the ask, nor what is made of it until a call runs, imports the web's toolkit or reads bytes."""
+def test_params_and_generation_do_not_import_starlette() -> None:
     for module in ("api.generation.params", "api.generation.generation"):
         assert "starlette" not in roots(module)
 
@@ -230,26 +229,26 @@ def roots(module: str) -> set[str]:
     return {name.split(".")[0] for name in imports(module)}
 
 
-def test_libraries_stay_in_their_rooms() -> None:
-    held = words(" ".join(LIBRARIES_OF.values()))
+def test_libraries_are_imported_in_their_layers_only() -> None:
+    restricted = words(" ".join(LIBRARIES_OF.values()))
     for module in package():
         layer = module.split(".", maxsplit=1)[0]
-        assert not (held - words(LIBRARIES_OF.get(layer, ""))) & roots(module), module
+        assert not (restricted - words(LIBRARIES_OF.get(layer, ""))) & roots(module), module
 
 
-def test_what_must_not_die_reads_nothing_with_native_code() -> None:
-    """Native code and templates run in a reader process, which may die, and never in the API process."""
+def test_the_api_process_imports_no_native_code() -> None:
+    """Native code and templates run in a reader process, which may crash, and never in the API process."""
     reached = reached_from("server.run", "cli.serve", "replicas.ray.api_replica")
     assert "api.application" in reached
     assert "reader.pool" in reached
     for module in reached:
         assert not roots(module) & {"llama_cpp", "llguidance", "jinja2"}, module
     for interpreter in ("structured.compiler", "prompt.chat_template", "prompt.go_template"):
-        assert interpreter not in reached, "clients' programs run where that may take long"
+        assert interpreter not in reached, "clients' programs may take long: run them in a reader"
 
 
-def test_a_reader_loads_numpy_only_for_what_needs_it() -> None:
-    """It would take 11 MiB and a tenth of a second in each."""
+def test_a_reader_does_not_import_numpy_at_its_start() -> None:
+    """Importing numpy takes 11 MiB and a tenth of a second in each reader."""
     for module in reached_from("reader.process", "reader.grammars"):
         at_the_top = (
             node for node in package()[module].nodes(ast.Import, ast.ImportFrom) if not node.col_offset
@@ -257,27 +256,27 @@ def test_a_reader_loads_numpy_only_for_what_needs_it() -> None:
         assert "numpy" not in {name.split(".")[0] for name in imported(at_the_top)}, module
 
 
-def test_ray_stays_in_its_room() -> None:
+def test_only_replicas_ray_imports_ray() -> None:
     importers = {module for module in package() if "ray" in roots(module)}
     assert importers
     assert all(module.startswith("replicas.ray.") for module in importers)
 
 
 def test_llama_cpp_is_imported_without_its_package() -> None:
-    """`import llama_cpp` runs the package, which imports what every start would wait for."""
+    """`import llama_cpp` runs the package, whose imports would delay every start."""
     assert {module for module in package() if "llama_cpp" in roots(module)} == {"llama.bindings"}
 
 
 def test_pure_layers_use_the_standard_library_only_and_do_no_io() -> None:
     for module in package():
         if any(within(module, pure) for pure in PURE):
-            # structs are values; where references of a schema lead is read off the schema
+            # msgspec has values; referencing resolves references within a schema
             assert roots(module) <= {*sys.stdlib_module_names, "msgspec", "referencing", NAME}, module
             assert not roots(module) & words("time asyncio socket threading subprocess os logging"), module
 
 
 def test_only_the_settings_read_the_environment() -> None:
-    """But for where the system says the user's folders are, and for what of it children inherit."""
+    """Exceptions are the user's folders, and the environment that child processes inherit."""
     readers = words(
         "child_processes.spawn config.folders config.mcp config.parser config.settings config.sources"
     )

@@ -1,4 +1,4 @@
-"""Where the findings D1 to D13 (doors and turns) are held, the found case and others of its kind."""
+"""The tests that hold the findings D1 to D13: the found case and others of its kind."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 FINDINGS = {
-    "D1 programs of clients that grow or turn back": (
+    "D1 programs of clients that grow or backtrack": (
         "e2e/test_doubling.py::test_a_program_that_doubles_does_not_grow_here",
         "structured/test_lark_reading.py::test_paths_that_double_end",
         "test_patterns.py::test_no_pattern_has_repeats_that_meet",
-        "test_patterns.py::test_a_call_that_never_comes_is_read_to_its_end",
+        "test_patterns.py::test_a_text_without_the_expected_call_is_read_to_its_end",
         "reader/test_documents.py::test_comments_without_html_are_text",
     ),
     "D2 one client's long work before the work of others": (
@@ -26,7 +26,7 @@ FINDINGS = {
         "api/exchanges/empty_inputs.txt::POST /v1/embeddings",
         "api/exchanges/empty_inputs.txt::POST /embedding",
     ),
-    "D4 a state that is not the one that is meant": (
+    "D4 a model in another state than the request needs": (
         "api/test_model_states.py::test_a_route_answers_waits_or_gives_a_reason",
         "api/test_model_states.py::test_sockets_and_rows_of_batches_have_the_same_status",
         "api/test_model_states.py::test_unloading_ends_a_load_and_ignores_an_unloaded_model",
@@ -39,7 +39,7 @@ FINDINGS = {
         "jobs/test_stores.py::test_the_lease_of_a_dead_process_is_free_at_once",
         "jobs/test_stores.py::test_the_lease_of_another_machine_runs_out_unless_it_is_renewed",
     ),
-    "D6 the less likely of two alternatives is told (each token is the chosen one once)": (
+    "D6 the less likely of two alternatives is reported (each token is the chosen one once)": (
         "api/test_rendering.py::test_the_likeliest_of_several_tokens_with_one_text_counts",
     ),
     "D7 a process ends while it starts (its load, its measurement, its imports)": (
@@ -47,7 +47,7 @@ FINDINGS = {
         "e2e/test_process.py::test_sighup_while_the_server_imports_does_not_end_it",
         "e2e/test_cli.py::test_a_signal_while_it_is_imported_says_nothing",
     ),
-    "D8 a name with NUL and others that no file has": (
+    "D8 names that no file can have, such as one with NUL": (
         "model_source/test_resolve.py::test_malformed",
         "model_source/test_resolve.py::test_an_invalid_file_name_in_a_listing_is_skipped",
         "http/test_parse.py::test_a_name_of_a_client_is_shown_in_part",
@@ -63,26 +63,26 @@ FINDINGS = {
         "api/test_foreign_objects.py::test_lists_and_errors_name_no_objects_of_other_keys",
         "api/exchanges/health.txt::A probe names what its key may use",
     ),
-    "D11 a server that can never serve goes on": (
+    "D11 a server that can never serve keeps running": (
         "cli/test_bad_starts.py::test_what_is_found_when_the_model_is_read",
         "models/test_keeper.py::test_a_model_that_can_never_be_loaded_is_not_retried",
         "models/test_memory_budget.py::test_never_means_that_unloading_all_others_does_not_help",
     ),
-    "D12 a missing library is told as a damaged model": (
+    "D12 a missing library is reported as a damaged model": (
         "e2e/test_process.py::test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model",
         "e2e/test_process.py::test_a_command_says_that_llama_cpp_cannot_be_loaded",
         "engine_client/test_hang_detector.py::test_what_an_exit_status_means",
     ),
-    "D13 a name of an option that is none": (
-        "config/test_unknown_variables.py::test_a_name_that_is_no_option_ends_the_start",
-        "config/test_unknown_variables.py::test_names_of_kubernetes_and_of_others_pass",
-        "config/test_unknown_variables.py::test_a_secret_by_another_name_ends_the_start",
+    "D13 a name that is not an option": (
+        "config/test_unknown_variables.py::test_a_name_that_is_not_an_option_ends_the_start",
+        "config/test_unknown_variables.py::test_names_of_kubernetes_and_other_programs_pass",
+        "config/test_unknown_variables.py::test_a_misspelt_secret_ends_the_start",
     ),
 }
 
 
 @pytest.mark.parametrize("finding", FINDINGS)
-def test_what_holds_a_finding_is_there(finding: str) -> None:
+def test_the_tests_of_a_finding_exist(finding: str) -> None:
     for place in FINDINGS[finding]:
         path, _, name = place.partition("::")
         text = (Path(__file__).parent / path).read_text()

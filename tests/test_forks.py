@@ -1,4 +1,4 @@
-"""`--forks`: what happens in forks is reported as if it had happened here."""
+"""`--forks`: failures, skips, warnings and deaths in forks are reported as without forks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
 FILES = {
     "test_a.py": """
 import os, warnings
-def test_passes(tmp_path): assert os.getpid() != int(os.environ["HERE"])
+def test_passes(tmp_path): assert os.getpid() != int(os.environ["PARENT_PID"])
 def test_fails():
-    print("said before")
+    print("printed before")
     assert [1] == [2]
 """,
     "test_b.py": """
@@ -24,22 +23,23 @@ import os, pytest, signal, warnings
 def test_skips(): pytest.skip("not here")
 def test_warns(): warnings.warn("beware")
 def test_dies(): os.kill(os.getpid(), signal.SIGKILL)
-def test_behind_it(): pass
+def test_after_the_death(): pass
 """,
     "test_c.py": "def test_passes(): pass",
 }
 
 
 @pytest.mark.thorough
-def test_failures_skips_and_deaths_are_told(tmp_path: Path) -> None:
+def test_failures_skips_warnings_and_deaths_are_reported(tmp_path: Path) -> None:
     for name, content in FILES.items():
         (tmp_path / name).write_text(content)
-    program = "import os, sys, pytest; os.environ['HERE'] = str(os.getpid()); sys.exit(pytest.main())"
+    program = "import os, sys, pytest; os.environ['PARENT_PID'] = str(os.getpid()); sys.exit(pytest.main())"
     options = ("-c", os.devnull, "--rootdir", str(tmp_path), "-p", "no:cacheprovider", "-p", "tests.forks")
+    root = str(Path(__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", program, *options, "--forks", "2"],
         cwd=tmp_path,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": root},
         capture_output=True,
         text=True,
         check=False,
@@ -47,6 +47,6 @@ def test_failures_skips_and_deaths_are_told(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"2 failed, 3 passed, 1 skipped, 1 warning in ", done.stdout), done.stdout
     assert "FAILED test_a.py::test_fails - assert [1] == [2]" in done.stdout
-    assert "said before" in done.stdout
+    assert "printed before" in done.stdout
     assert "FAILED test_b.py::test_dies - the process of the tests ended with -9" in done.stdout
     assert "UserWarning: beware" in done.stdout

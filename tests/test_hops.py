@@ -1,4 +1,4 @@
-"""How many files of the package one streamed chat passes through: counted, and held."""
+"""The number of files of the package that one streamed chat passes through, with a limit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.trees import PACKAGE
 pytestmark = pytest.mark.thorough
 
 MOST_FILES = 83
-"""80, and three that may fall into the next chat, such as those behind an answer. A commit that raises the
-number says why."""
+"""80, and three that may fall into the next chat, such as those after an answer. A commit that raises the
+number explains it."""
 
 
 @pytest.mark.slow
-def test_a_streamed_chat_passes_through_no_more_files_than_it_did() -> None:
+def test_a_streamed_chat_passes_through_no_more_files_than_before() -> None:
     processes = chat_calls(PACKAGE)
     assert set(processes) == {"API process", "engine process", "reader processes"}
-    assert all(len(calls) > 20 for calls in processes.values()), "the recorder heard little"
+    assert all(len(calls) > 20 for calls in processes.values()), "the recorder missed calls"
     files = {file for calls in processes.values() for file, *_ in calls}
     assert len(files) <= MOST_FILES, sorted(files)

@@ -19,7 +19,7 @@ def test_a_public_class_name_is_defined_once() -> None:
 
 
 def test_a_public_function_name_is_defined_once() -> None:
-    """Functions of modules, without `main`: each program has one."""
+    """Check functions of modules, without `main`, which each program has."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     names = (
         node.name for source in package().values() for node in source.tree.body if isinstance(node, functions)
@@ -29,9 +29,9 @@ def test_a_public_function_name_is_defined_once() -> None:
 
 
 @pytest.mark.parametrize("room", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
-def test_a_room_states_its_callers_and_its_promises(room: str) -> None:
-    words = ast.get_docstring(package()[room].tree) or ""
-    assert len(words.splitlines()) >= 3, f"{room}/__init__.py has too short a docstring"
+def test_a_room_describes_its_callers_and_its_promises(room: str) -> None:
+    docstring = ast.get_docstring(package()[room].tree) or ""
+    assert len(docstring.splitlines()) >= 3, f"{room}/__init__.py has too short a docstring"
 
 
 NO_BEGINNING = re.compile(
@@ -41,8 +41,8 @@ NO_BEGINNING = re.compile(
 )
 
 
-def test_a_docstring_begins_with_a_verb_or_a_noun_and_says_more_than_what_is_raised() -> None:
-    """Also each string behind a field or a constant."""
+def test_a_docstring_begins_with_a_verb_or_a_noun() -> None:
+    """Check docstrings, and strings after fields and constants."""
     found = {
         f"{module}:{node.lineno}": text[:60]
         for module, source in package().items()
@@ -62,21 +62,22 @@ FOREIGN_WORDS = re.compile(
     r"|[,;:] for (it|they|there|this|these|(the|an?|no|each|all) \w+|\w+s) (is|are|was|has|have|can|does)\b"
     r"|(?:^|(?<=[.;:] ))(Who|What)\b(?!.*\?)|(?:^|; )so (with|`)"
 )
-"""Such as "is no number" for "is not a number", and persons where a program or a request is meant.
-"go on from" is "continue", "any more" "no longer", "die of" "crash with", ", for it is" "because it is"."""
-MEANT = {
+"""Words of the dialect. Write "is not a number" for "is no number", "continue" for "go on from", "no longer"
+for "any more", "crash with" for "die of", "because it is" for ", for it is"; and name the program or the
+request, which is not a person."""
+EXEMPT = {
     "answers.store",  # words of negation in questions
     "api.responses.conversation",  # an instruction to the model, as are those of transcriptions
     "api.transcriptions.routes",
 }
 
 
-def test_a_text_says_is_not_a_and_has_a_noun_as_its_subject() -> None:
-    """Each text of the package: errors, log lines, help, docstrings."""
+def test_a_text_has_no_words_of_the_dialect() -> None:
+    """Check all strings of the package: errors, log lines, help, docstrings."""
     found = {
         f"{module}:{node.lineno}": text[:80]
         for module, source in package().items()
-        if module not in MEANT
+        if module not in EXEMPT
         for node in source.nodes(ast.Constant)
         if isinstance(text := node.value, str) and FOREIGN_WORDS.search(" ".join(text.split()))
     }
@@ -86,8 +87,8 @@ def test_a_text_says_is_not_a_and_has_a_noun_as_its_subject() -> None:
 PARTICIPLES = {"told", "known", "given", "asked", "kept", "said", "begun", "heard", "recalled", "watched"}
 
 
-def named(source: Source) -> Iterator[str]:
-    """Names of variables, parameters and fields, where they are made."""
+def bound_names(source: Source) -> Iterator[str]:
+    """Yield the names of variables, parameters and fields where they are bound."""
     for name in source.nodes(ast.Name):
         if isinstance(name.ctx, ast.Store):
             yield name.id
@@ -99,11 +100,10 @@ def named(source: Source) -> Iterator[str]:
 
 
 def test_a_name_is_a_noun_not_a_participle() -> None:
-    """Such as event, argument, options or message."""
     found = {
         f"{module}: {name}"
         for module, source in package().items()
-        for name in named(source)
+        for name in bound_names(source)
         if name.lstrip("_") in PARTICIPLES
     }
-    assert found == set(), "use a noun; a field of a body may be called so by msgspec.field(name=...)"
+    assert found == set(), "use a noun, such as event; msgspec.field(name=...) renames a field of JSON"

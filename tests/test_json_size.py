@@ -1,4 +1,4 @@
-"""What is counted is what a parser would find, wherever the pieces of the text end."""
+"""The counts equal those of a parser, wherever the pieces of the text end."""
 
 import json
 import random
@@ -37,7 +37,7 @@ def commas(parsed):
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 64, 100_000])
-def test_it_counts_what_a_parser_finds(piece, monkeypatch):
+def test_counts_equal_those_of_a_parser(piece, monkeypatch):
     monkeypatch.setattr(json_size, "_PIECE", piece)
     chance = random.Random(7)
     for _ in range(200):

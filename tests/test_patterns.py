@@ -1,7 +1,7 @@
-"""D1: no regular expression takes a square or more of the text of a client or a model.
+"""D1: no regular expression takes quadratic time or more for the text of a client or a model.
 
-Repeats without a limit that read the same character, one behind the other or one in the other, are tried
-wherever they might meet. A search for what begins with such a repeat tries each character.
+The engine tries all splits between unlimited repeats that read the same character, in sequence or nested. A
+search for a pattern that begins with such a repeat starts at each character.
 """
 
 from __future__ import annotations
@@ -10,34 +10,31 @@ import ast
 import re
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import openai_cpu_server
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from openai_cpu_server.prompt.tool_formats.patterns import regex_of
+from tests.trees import package
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # there is no other way to look into a pattern
+    warnings.simplefilter("ignore")  # the standard library has no public parser of patterns
     import sre_compile
     import sre_constants as kinds
     import sre_parse
 
-PACKAGE = Path(openai_cpu_server.__file__).parent
 ALPHABET = [*map(chr, range(128)), "\xe9", "\u4e00"]
 
 
-def written() -> Iterator[tuple[str, str]]:
-    """The patterns in calls of `re`, and where they stand."""
-    for path in PACKAGE.rglob("*.py"):
-        calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-        for node in calls:
+def patterns_in_code() -> Iterator[tuple[str, str]]:
+    """Yield the place and the pattern of each call of `re`."""
+    for module, source in package().items():
+        for node in source.nodes(ast.Call):
             is_of_re = ast.unparse(node.func).startswith("re.") and node.args
             if is_of_re and isinstance(pattern := getattr(node.args[0], "value", None), (str, bytes)):
                 text = pattern if isinstance(pattern, str) else pattern.decode("latin-1")
-                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", text
+                yield f"{module}:{node.lineno}", text
 
 
 def items(parsed: Any) -> Iterator[tuple[Any, Any]]:
@@ -53,22 +50,22 @@ def is_loop(kind: Any, value: Any) -> bool:
 
 
 def characters(parsed: Any) -> set[str]:
-    """What a repeat reads at once, if that is one character."""
+    """Return the characters that this part of a pattern can read alone."""
     compiled = sre_compile.compile(parsed, re.DOTALL)
     return {char for char in ALPHABET if compiled.fullmatch(char)}
 
 
 def faults(parsed: Any) -> Iterator[str]:
     before: set[str] = set()
-    """Characters of a repeat that may go on here."""
+    """Characters of the preceding repeats."""
     for kind, value in items(parsed):
         if is_loop(kind, value):
             read, last = characters(value[2]), list(items(value[2]))[-1:]
             if before & read:
-                yield "one behind the other"
+                yield "in sequence"
             ends = last[0][1][1] if last and last[0][0] is kinds.BRANCH else [last]
             if any(way and is_loop(*way[-1]) and characters(way[-1][1][2]) & read for way in ends):
-                yield "one in the other"
+                yield "nested"
             yield from faults(value[2])
             before = (before if value[0] == 0 else set()) | read
         elif kind not in (kinds.ASSERT, kinds.ASSERT_NOT):
@@ -78,14 +75,16 @@ def faults(parsed: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("pattern", [r"(?:a+)+b", r"(?:x|[ab]*)*b", r"\s*(\d*)\s*x", r"[\s,]*[^)]+?="])
-def test_what_takes_a_square_is_found(pattern: str) -> None:
+def test_patterns_of_quadratic_time_are_found(pattern: str) -> None:
     assert list(faults(sre_parse.parse(pattern)))
 
 
 def test_no_pattern_has_repeats_that_meet() -> None:
-    found = {f"{at}: {one}": list(faults(sre_parse.parse(one))) for at, one in written()}
+    found = {
+        f"{place}: {pattern}": list(faults(sre_parse.parse(pattern))) for place, pattern in patterns_in_code()
+    }
     assert len(found) > 50
-    assert {at: why for at, why in found.items() if why} == {}
+    assert {place: reasons for place, reasons in found.items() if reasons} == {}
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
@@ -96,11 +95,11 @@ def test_a_search_in_a_models_output_reads_it_once(name: str) -> None:
         parsed = sre_parse.parse(pattern)
         assert not list(faults(parsed))
         first, _ = parsed.data[0]
-        is_tied = first is kinds.AT or first is kinds.ASSERT_NOT
-        assert is_tied or not is_loop(*next(items(parsed))), pattern
+        is_anchored = first is kinds.AT or first is kinds.ASSERT_NOT
+        assert is_anchored or not is_loop(*next(items(parsed))), pattern
 
 
-ENDLESS = {
+REPEATED = {
     "letters": "a",
     "blanks": " ",
     "separators": ", ",
@@ -111,10 +110,10 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
-def test_a_call_that_never_comes_is_read_to_its_end(name: str) -> None:
-    """These took longer than any test waits."""
+def test_a_text_without_the_expected_call_is_read_to_its_end(name: str) -> None:
+    """Read texts that once took longer than the deadline of tests."""
     form = TOOL_FORMATS[name]
-    for text in ENDLESS.values():
+    for text in REPEATED.values():
         reader = form.reader({})
         parts = [*reader.feed(form.marker + text * 50_000), *reader.feed(text), *reader.finish()]
         assert isinstance(parts, list)

@@ -1,4 +1,4 @@
-"""Tests wait as tests/waiting.py does: no sleeps, one deadline, no limit on time, no event thrown away."""
+"""Tests wait with tests/waiting.py: no sleeps, one deadline, no limit on time, no discarded event."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SLEEPERS = {"waiting.py": "the helper itself", "fake_engine_process.py": "plays 
 """Files that may call `sleep`, without a literal, with the reason."""
 ELAPSED: dict[str, str] = {
     "architectures/test_architectures.py": "a step of a real model is under way; tried until one is hit",
-    "jobs/support.py": "a database tells nobody of a change: between two reads others must get their turn",
+    "jobs/support.py": "a database does not announce changes: other tasks must run between two reads",
 }
-"""Files that may call `elapse`, with what only time brings about there."""
+"""Files that may call `elapse`, with the state that only time brings about."""
 TIMED: dict[str, str] = {}
 """Files that may limit a measured time from above, with the reason."""
 
@@ -25,7 +25,7 @@ WAITS = {"fail_after", "move_on_after", "wait", "join", "acquire"}
 LONGER = {"gpu": "a driver compiles its shaders at the first start"}
 """Folders with deadlines of their own, with the reason."""
 HASTY_S = 1.0
-"""A client or a request with less than this is meant to give up: the test is about that."""
+"""A client or a request with less than this is meant to time out: its test is about the timeout."""
 OF_THE_SERVER = {"chat", "respond", "Classifier", "Examples"}
 """Calls whose `timeout` is a field of the server's API or options, which the test is about."""
 HIDDEN = {
@@ -49,10 +49,10 @@ def owner_of(function: ast.expr) -> str:
 
 
 def sleeps(path: str, source: Source) -> Iterator[int]:
-    """A test that lets the event loop go on once says `anyio.lowlevel.checkpoint()`."""
+    """Find `sleep`. A test that lets the event loop run once calls `anyio.lowlevel.checkpoint()`."""
     for node in source.nodes(ast.Call):
         name, owner = name_of(node.func), owner_of(node.func)
-        # An engine can be put to sleep too.
+        # `sleep` is a method of engines too.
         is_sleep = name == "sleep" and (
             isinstance(node.func, ast.Name) or owner in {"time", "asyncio", "anyio"}
         )
@@ -66,28 +66,28 @@ def sleeps(path: str, source: Source) -> Iterator[int]:
 def other_deadlines(path: str, source: Source) -> Iterator[int]:
     for node in source.nodes(ast.Call):
         name = name_of(node.func)
-        keywords = [one.value for one in node.keywords if one.arg in {"timeout", "timeout_s", "deadline_s"}]
+        arguments = {keyword.arg: keyword.value for keyword in node.keywords}
+        keywords = [arguments[key] for key in ("timeout", "timeout_s", "deadline_s") if key in arguments]
         positional = node.args[-1:] if name in WAITS else []
-        limits = [one.value for one in [*keywords, *positional] if isinstance(one, ast.Constant)]
+        limits = [limit.value for limit in [*keywords, *positional] if isinstance(limit, ast.Constant)]
         is_long = any(isinstance(value, int | float) and value >= HASTY_S for value in limits)
         hidden, argument = HIDDEN.get(ast.unparse(node.func).rpartition(".")[0], ((), ""))
-        is_hidden = name in hidden and not {argument, "transport"} & {one.arg for one in node.keywords}
+        is_hidden = name in hidden and not {argument, "transport"} & arguments.keys()
         is_other = is_long or is_hidden or (name == "wait_for" and owner_of(node.func) == "asyncio")
         if is_other and name not in OF_THE_SERVER and path.split("/")[0] not in LONGER:
             yield node.lineno
 
 
 def limited_times(path: str, source: Source) -> Iterator[int]:
-    """The lines that compare a time that has passed, or the clock, with a limit that it must stay below."""
+    """Find comparisons of an elapsed time, or of the clock, with an upper bound."""
     if path in TIMED or path == "waiting.py" or not _READS_CLOCK.search(source.text):
         return
     for function in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef):
         nodes, elapsed = list(walk(function)), set[str]()
         for node in nodes:
             if isinstance(node, ast.Assign) and reads_clock(node.value, elapsed):
-                elapsed |= {
-                    one.id for target in node.targets for one in walk(target) if isinstance(one, ast.Name)
-                }
+                names = (name for target in node.targets for name in walk(target))
+                elapsed |= {name.id for name in names if isinstance(name, ast.Name)}
         for node in nodes:
             if isinstance(node, ast.Compare) and is_limit(node, elapsed):
                 yield node.lineno
@@ -112,25 +112,25 @@ def reads_clock(value: ast.expr, elapsed: set[str]) -> bool:
 
 
 def discards(path: str, source: Source) -> Iterator[int]:
-    """Loops that read until one event fits lose all others: collect them, then look at what is collected."""
+    """Find loops that read until one event fits and lose the others. Collect events, then search them."""
     for loop in source.nodes(ast.While, ast.For, ast.AsyncFor):
-        if all(isinstance(one, ast.Pass | ast.Continue) for one in loop.body):
+        if all(isinstance(statement, ast.Pass | ast.Continue) for statement in loop.body):
             nodes = [*walk(loop.test if isinstance(loop, ast.While) else loop.iter)]
-            reads = any(isinstance(one, ast.Call) and name_of(one.func) in READS for one in nodes)
-            if reads and any(isinstance(one, ast.Compare | ast.UnaryOp | ast.BoolOp) for one in nodes):
+            reads = any(isinstance(node, ast.Call) and name_of(node.func) in READS for node in nodes)
+            if reads and any(isinstance(node, ast.Compare | ast.UnaryOp | ast.BoolOp) for node in nodes):
                 yield loop.lineno
 
 
 def stops(path: str, source: Source) -> Iterator[int]:
-    """A process runs on for a moment after SIGSTOP; `suspended` of tests/gates.py waits."""
+    """Find other uses of SIGSTOP than tests/gates.py, which waits because a process runs on for a moment."""
     for node in source.nodes(ast.Attribute):
         if node.attr in {"suspend", "SIGSTOP"} and path != "gates.py":
             yield node.lineno
 
 
 def page_functions(path: str, source: Source) -> Iterator[int]:
-    """The page's security policy forbids the script that playwright would evaluate at each look but the
-    first."""
+    """Find `wait_for_function`: the page's security policy forbids the script that playwright evaluates at
+    each look but the first."""
     for node in source.nodes(ast.Attribute):
         if node.attr == "wait_for_function":
             yield node.lineno

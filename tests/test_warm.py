@@ -1,4 +1,4 @@
-"""Processes of `tests/warm.py` go with the process that asked for them."""
+"""Processes of `tests/warm.py` end with the process that started them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import psutil
 
 from tests.waiting import DEADLINE_S
 
-_ASKS = """
+_STARTER = """
 import sys
 from tests.warm import Program, WarmProcess
 
-process = WarmProcess(Program("tests.test_warm:lasts"), [], stdout=1, stderr=2)
+process = WarmProcess(Program("tests.test_warm:wait_for_a_signal"), [], stdout=1, stderr=2)
 print(process.pid, flush=True)
 sys.stdin.read()
 """
 
 
-def lasts() -> None:
+def wait_for_a_signal() -> None:
     signal.pause()
 
 
-def test_what_was_started_ends_when_its_tests_are_killed() -> None:
-    asking = subprocess.Popen(
-        [sys.executable, "-c", _ASKS],
+def test_a_warm_process_ends_when_its_starter_is_killed() -> None:
+    starter = subprocess.Popen(
+        [sys.executable, "-c", _STARTER],
         cwd=Path(__file__).parents[1],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    with asking:
-        started = psutil.Process(int(asking.stdout.readline()))
-        asking.kill()
-        # the pipe is at its end when nobody holds it any more: neither the started process nor its parent
-        assert asking.stdout.read() == ""
+    with starter:
+        started = psutil.Process(int(starter.stdout.readline()))
+        starter.kill()
+        # the pipe ends when no process holds it: neither the started process nor its parent
+        assert starter.stdout.read() == ""
     started.wait(timeout=DEADLINE_S)

@@ -19,7 +19,7 @@ CLS, SEP = TOKENS.index("[CLS]"), TOKENS.index("[SEP]")
 
 
 class TinyBert:
-    """Weights are rounded to f16 where the converter rounds them."""
+    """A model whose weights are rounded to f16 in advance, as the converter rounds them."""
 
     def __init__(self, *, pools_mean: bool = True) -> None:
         self._pools_mean = pools_mean
@@ -30,7 +30,7 @@ class TinyBert:
         }
 
     def write(self, path: Path) -> Path:
-        """As GGUF, through the converter."""
+        """Write a GGUF file with the converter."""
         with path.open("wb") as file:
             write_bert(self.files().__getitem__, file, name="tiny-bert")
         return path
@@ -77,7 +77,7 @@ def safetensors(tensors: dict[str, npt.NDArray[np.float32]]) -> bytes:
 
 
 def _shapes() -> dict[str, tuple[int, ...]]:
-    """The width last. A layer's matrices have biases; norms are vectors, each with a bias."""
+    """Return the shapes, the width last. A layer's matrices and its norms, which are vectors, have biases."""
     shapes: dict[str, tuple[int, ...]] = {
         f"embeddings.{name}_embeddings.weight": (rows, WIDTH)
         for name, rows in (("word", len(TOKENS)), ("position", POSITIONS), ("token_type", 2))

@@ -1,4 +1,4 @@
-"""The model that tests run on: built on demand by `scripts/make_model.py`, cached outside git."""
+"""The models of the tests: built on demand by `scripts/make_model.py`, cached outside git."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ MAKE_MODEL, MAKE_PROJECTOR = SCRIPTS / "make_model.py", SCRIPTS / "make_projecto
 def tiny_model_path(
     quant: str = "f32", *, shape: str = "tiny", fim: bool = False, sees: bool = False
 ) -> Path:
-    """A GGUF file of at most a few MB: a llama, or one of `random_model.architectures`. A change
-    of the generator's source builds it anew. Safe in parallel.
+    """Return a GGUF file of at most a few MB: a llama, or one of `random_model.architectures`. A change of
+    the generator's source rebuilds the file. Safe in parallel.
 
-    f32 by default: logits then differ least (about 0.01, where two best are 0.6 apart) between steps of
-    different sizes, so that greedy output can be compared.
+    The default is f32: logits then differ least (about 0.01, where the two best are 0.6 apart) between steps
+    of different sizes, so that greedy output can be compared.
     """
     name = f"{shape}-{quant}{'-fim' if fim else ''}{'-sees' if sees else ''}"
     path = _file(name)
     flags = [flag for flag, is_on in (("--fim", fim), ("--sees", sees)) if is_on]
     if not path.exists():
-        # Processes that race each build a whole file of equal bytes under a name of their own.
+        # Processes that race each build a complete file of equal bytes under a temporary name.
         make_model("--shape", shape, "--quant", quant, "--output", str(path), *flags)
     return path
 
 
 def tiny_projector_path(kind: str, *, rows_width: int, shape: str = "tiny") -> Path:
-    """A GGUF file of what makes rows of media, of one of the kinds of `make_projector.py`, or two."""
+    """Return the GGUF file of a projector, of one or two kinds of `make_projector.py`."""
     path = _file(f"projector-{kind}-{shape}-{rows_width}")
     if not path.exists():
         arguments = ["--kind", kind, "--shape", shape, "--rows-width", str(rows_width), "--output", str(path)]
@@ -41,12 +41,12 @@ def tiny_projector_path(kind: str, *, rows_width: int, shape: str = "tiny") -> P
 
 
 def make_model(*arguments: str) -> None:
-    """Run the command. Raises CalledProcessError."""
+    """Run `scripts/make_model.py`. Raises CalledProcessError."""
     subprocess.run([sys.executable, str(MAKE_MODEL), *arguments], check=True)
 
 
 def _file(name: str) -> Path:
-    """The file's place, alone in a folder: a server reads the headers of all models beside its own."""
+    """Return a path alone in its folder, because a server reads the headers of all models beside its own."""
     base = os.environ.get("XDG_CACHE_HOME")
     cache = (Path(base) if base else Path.home() / ".cache") / "openai-cpu-server"
     folder = cache / "models" / f"{name}-{_source_digest()}"

@@ -1,5 +1,5 @@
-"""An MCP server written with the official package: `python -m tests.tool_server`, over its pipes; with a
-port, over HTTP."""
+"""An MCP server written with the official package: `python -m tests.tool_server` serves over pipes, and with
+a port over HTTP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pydantic import Field
 from tests.waiting import wait_until
 
 server = MCPServer("tools", log_level="ERROR")
-Yes = Literal["yes"]  # the arguments of tools without any are whatever a model likes to write
+Yes = Literal["yes"]  # without parameters a model may write any arguments
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))
@@ -43,19 +43,19 @@ def add(a: int, b: int) -> str:
 
 @server.tool()
 def long_text(size: int) -> str:
-    """So many letters."""
+    """Return this many letters."""
     return "x" * size
 
 
 @server.tool()
 def broken(word: Yes = "yes") -> str:
-    """It raises."""
+    """Raise an error."""
     raise ValueError("no luck today")
 
 
 @server.tool()
 async def sleep(marker: str) -> str:
-    """It never ends by itself. It leaves a file when it begins, and another one where it is told to end."""
+    """Sleep until the call is cancelled. The file has the state."""
     Path(marker).write_text("begun")  # noqa: ASYNC240
     try:
         await anyio.sleep_forever()
@@ -78,14 +78,14 @@ def lure(word: Annotated[Yes, Field(description=HOSTILE)]) -> str:
 
 @server.tool()
 async def doze(word: Yes) -> str:
-    """It never ends by itself."""
+    """Sleep until the call is cancelled."""
     await anyio.sleep_forever()
     return "slept"
 
 
 @server.tool(name="odd.name")
 def odd(value: dict[str, Any] | None = None) -> str:
-    """A name that stands differently in prompts."""
+    """Use a name that prompts write differently."""
     return "odd"
 
 
@@ -97,7 +97,7 @@ def png(colour: str) -> str:
 
 @server.tool(structured_output=False)
 def look(at: Literal["picture", "resource", "sound", "text", "damaged"]) -> list[Any]:
-    """Several kinds of contents."""
+    """Return contents of several kinds."""
     words = TextContent(type="text", text="Here it is:")
     match at:
         case "picture":
@@ -116,13 +116,13 @@ def look(at: Literal["picture", "resource", "sound", "text", "damaged"]) -> list
 
 @contextmanager
 def serving_tools() -> Iterator[str]:
-    """Start one over HTTP, and yield its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    """Start a tool server over HTTP, and yield its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     command = [sys.executable, "-m", "tests.tool_server", str(port)]
 
     def listens() -> bool:
-        assert process.poll() is None, "it does not listen"
+        assert process.poll() is None, "the tool server has ended"
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return True
         return False

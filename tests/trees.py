@@ -18,7 +18,7 @@ _NO_NODES = {list, str, bytes, int, float, complex, bool, type(None), type(...),
 
 
 class Source:
-    """One file with its nodes by type."""
+    """A file with its nodes by type."""
 
     def __init__(self, path: Path) -> None:
         self.text = path.read_text("utf-8")
@@ -31,26 +31,26 @@ class Source:
         return next(self.nodes(ast.Module))
 
     def nodes(self, *types: type[Node]) -> Iterator[Node]:
-        for one in types:
-            yield from self._nodes[one]  # type: ignore[misc]
+        for node_type in types:
+            yield from self._nodes[node_type]  # type: ignore[misc]
 
 
 def walk(root: ast.AST) -> list[ast.AST]:
-    """Return what `ast.walk` yields, in another order and without contexts."""
+    """Return the nodes that `ast.walk` yields, in another order and without contexts."""
     found, waiting = list[ast.AST](), [root]
     while waiting:
         node = waiting.pop()
         found.append(node)
         for value in node.__dict__.values():
             if value.__class__ is list:
-                waiting += [one for one in value if one.__class__ not in _NO_NODES]
+                waiting += [item for item in value if item.__class__ not in _NO_NODES]
             elif value.__class__ not in _NO_NODES:
                 waiting.append(value)
     return found
 
 
 def _parsed(root: Path) -> dict[Path, Source]:
-    """The trees live as long as the process, so the collector of garbage need not look at them."""
+    """Parse all files, without garbage collection: the trees live as long as the process."""
     gc.disable()
     paths = sorted(path for path in root.rglob("*.py") if "node_modules" not in path.parts)
     sources = {path.relative_to(root): Source(path) for path in paths}
@@ -61,12 +61,12 @@ def _parsed(root: Path) -> dict[Path, Source]:
 
 @functools.cache
 def package() -> dict[str, Source]:
-    """Return the modules by their dotted names; a room's `__init__` has the room's name."""
-    named = {}
+    """Return the modules by their dotted names; a package's `__init__` has the package's name."""
+    modules = {}
     for path, source in _parsed(PACKAGE).items():
         parts = path.with_suffix("").parts
-        named[".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)] = source
-    return named
+        modules[".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)] = source
+    return modules
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Waiting in tests: for a state that stays, until one deadline. tests/test_waiting.py forbids other ways."""
+"""Waiting in tests: for a state that stays, until one deadline. tests/test_waiting.py forbids other waits."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable
 
 DEADLINE_S = 60.0
-"""Longest wait for anything in a test. It is not a limit on speed: nothing that works comes near it."""
+"""Longest wait in a test. It is not a limit on speed: working code needs far less."""
 _FIRST_PAUSE_S = 0.005
 
 
 async def eventually(holds: Callable[[], object]) -> None:
-    """Wait until `holds()` is true. What it looks at must stay true from then on.
+    """Wait until `holds()` is true, of a state that stays true from then on.
 
     Raises:
-        AssertionError: it was not true before the deadline.
+        AssertionError: the state was not true before the deadline.
     """
     start_s = time.monotonic()
     while not holds():
@@ -26,7 +26,7 @@ def wait_until(holds: Callable[[], object]) -> None:
     """Do the same in a test without an event loop.
 
     Raises:
-        AssertionError: it was not true before the deadline.
+        AssertionError: the state was not true before the deadline.
     """
     start_s = time.monotonic()
     while not holds():
@@ -44,7 +44,7 @@ async def elapse_async(seconds: float) -> None:
 
 
 def _pause_s(holds: Callable[[], object], start_s: float) -> float:
-    """A look costs a server that has other work, so looks become rarer."""
+    """Return the pause before the next look. Each look costs a busy server time, so looks become rarer."""
     waited_s = time.monotonic() - start_s
     assert waited_s < DEADLINE_S, f"not true within {DEADLINE_S:.0f} s: {holds}"
     return max(_FIRST_PAUSE_S, waited_s / 10)

@@ -1,7 +1,7 @@
-"""Runs programs in forks of a process that has imported what they import. A server then costs a second less.
+"""Run programs in forks of a process that has imported their modules. A server then starts a second sooner.
 
-Its engine and its readers import for themselves, as for a user. `python -m tests.warm FD ENTRY MODULE...` is
-the process that forks, for each request that comes on the socket FD.
+The server's engine and readers import for themselves, as for a user. The process that forks is
+`python -m tests.warm FD ENTRY MODULE...`: it forks once for each request on the socket FD.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _REQUEST_BYTES = 1 << 20
 
 
 class Program:
-    """A function without arguments that reads `sys.argv`; one process of each pytest worker forks it."""
+    """A function without parameters that reads `sys.argv`; one process of each pytest worker forks for it."""
 
     def __init__(self, entry: str, *imports: str) -> None:
-        """`entry`: MODULE:FUNCTION. `imports`: the modules that every run finds imported."""
+        """`entry`: MODULE:FUNCTION. `imports`: modules that are imported once, before the forks."""
         self.entry = entry
         self.imports = imports
 
     @functools.cached_property
     def parent(self) -> socket.socket:
-        """Starts the process that forks; it goes with this one."""
+        """Start the process that forks; it ends with this one."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = subprocess.Popen(
@@ -64,7 +64,7 @@ OURS = Program("openai_cpu_server.cli.main:main", "openai_cpu_server.cli.serve")
 
 
 class WarmProcess:
-    """A program that runs in this process's folder; as `subprocess.Popen`."""
+    """A program that runs in this process's folder; used like `subprocess.Popen`."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class WarmProcess:
         stderr: int,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`env`: None is this process's."""
+        """`env`: None means this process's environment."""
         self.args = list(arguments)
         self.returncode: int | None = None
         self.stdout: IO[str] | None = None
-        self._end, theirs = socket.socketpair()
+        self._sock, theirs = socket.socketpair()
         request = {
             "arguments": self.args,
             "env": dict(os.environ if env is None else env),
@@ -87,33 +87,33 @@ class WarmProcess:
         }
         with theirs:
             socket.send_fds(program.parent, [json.dumps(request).encode()], [theirs.fileno(), stdout, stderr])
-        self._numbers = self._end.makefile("rb")
-        self.pid = int(self._numbers.readline())
+        self._reports = self._sock.makefile("rb")
+        self.pid = int(self._reports.readline())
 
     def poll(self) -> int | None:
-        """The exit code; None while it lives."""
+        """Return the exit code, or None while the process runs."""
         try:
             return self.wait(0)
         except subprocess.TimeoutExpired:
             return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises `subprocess.TimeoutExpired`."""
+        """Return the exit code. Raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
-            if not select.select([self._end], [], [], timeout)[0]:
+            if not select.select([self._sock], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self.returncode = int(self._numbers.readline())
-            self._numbers.close()
-            self._end.close()
+            self.returncode = int(self._reports.readline())
+            self._reports.close()
+            self._sock.close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended since
+            with contextlib.suppress(ProcessLookupError):  # it has ended in between
                 os.kill(self.pid, number)
 
     def end(self) -> str:
-        """Return the rest of its output, once it has ended by itself."""
+        """Wait for the program to end by itself, and return the rest of its output."""
         with self.stdout:
             output = self.stdout.read()
         self.wait(timeout=DEADLINE_S)
@@ -124,7 +124,7 @@ class WarmProcess:
 
 
 def start(*arguments: str, env: Mapping[str, str] | None = None) -> WarmProcess:
-    """`openai-cpu-server ARGUMENTS`. Its `stdout` has what it says, on stderr too."""
+    """Start `openai-cpu-server ARGUMENTS`, whose `stdout` carries its stderr too."""
     ours, theirs = os.pipe()
     process = WarmProcess(OURS, arguments, stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
@@ -133,14 +133,14 @@ def start(*arguments: str, env: Mapping[str, str] | None = None) -> WarmProcess:
 
 
 def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """`openai-cpu-server ARGUMENTS`, until it ends by itself. Raises `subprocess.TimeoutExpired`."""
+    """Run `openai-cpu-server ARGUMENTS` to its end. Raises `subprocess.TimeoutExpired`."""
     return completed(OURS, arguments, env=env)
 
 
 def completed(
     program: Program, arguments: Sequence[str], *, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Raises `subprocess.TimeoutExpired`."""
+    """Run the program to its end. Raises `subprocess.TimeoutExpired`."""
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         process = WarmProcess(program, arguments, stdout=stdout.fileno(), stderr=stderr.fileno(), env=env)
         try:
@@ -157,7 +157,7 @@ def completed(
 
 
 def main(control: socket.socket, name: str, modules: Sequence[str]) -> None:
-    """Import, fork for each request, and end with the socket. Programs that still run end then too."""
+    """Import, fork for each request, and end with the socket. Programs that still run then end too."""
     gc.disable()
     for module in modules:
         importlib.import_module(module)
@@ -165,7 +165,7 @@ def main(control: socket.socket, name: str, modules: Sequence[str]) -> None:
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the tests
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects the children that wait
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children that wait
     is_parent, parent = True, os.getpid()
     while is_parent:
         message, files, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 3)
@@ -187,27 +187,27 @@ def main(control: socket.socket, name: str, modules: Sequence[str]) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """End with the parent, also if it has died before the kernel heard of that wish."""
+    """End with the parent, also if the parent died before this call."""
     die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _fork_and_wait(files: Sequence[int]) -> None:
-    """Return in the child, which writes into the last two files. The first gets its number and exit code."""
+    """Return in the child, whose output goes to the last two files. The first gets its pid and exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    waiting, *output = files
+    status_file, *output = files
     waiter = os.getpid()
     if pid := os.fork():
         for file in output:
             os.close(file)
-        os.write(waiting, b"%d\n" % pid)
+        os.write(status_file, b"%d\n" % pid)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with contextlib.suppress(OSError):  # nobody waits any more
-            os.write(waiting, b"%d\n" % code)
+        with contextlib.suppress(OSError):  # the waiting test has ended
+            os.write(status_file, b"%d\n" % code)
         os._exit(0)
     _die_with(waiter)
-    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python 3.11 does not
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python 3.11 does not do so
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, file in enumerate(output, start=1):
         os.dup2(file, number)

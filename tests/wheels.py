@@ -1,4 +1,4 @@
-"""Servers that the suite needs, from packages of the `dev` extra: the same on every machine."""
+"""Servers for the suite from packages of the `dev` extra, so that every machine has the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def program(package: str, name: str) -> Path:
-    """A program that an installed package brings; the newest, if it brings several versions."""
+    """Return the program of an installed package, the newest of several versions."""
     found = max(file for file in metadata.files(package) or () if file.name == name)
     return Path(str(found.locate()))

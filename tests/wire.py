@@ -1,4 +1,4 @@
-"""Raw bytes to the real server, and what comes back: HTTP and WebSockets without a client's manners."""
+"""Raw bytes to the real server and its replies: HTTP and WebSockets without a client library."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from tests.server_process import ServerProcess
 
 CHAT = "/v1/chat/completions"
-END = b"\r\nhost: localhost\r\n\r\n"  # of a request's first line, and all of its headers
+END = b"\r\nhost: localhost\r\n\r\n"  # end of a request's first line, and all of its headers
 
 
 def connect(server: ServerProcess, *, receive_bytes: int | None = None) -> socket.socket:
-    """Each piece that is sent is a packet."""
+    """Connect to the server. The socket sends each piece as a packet of its own."""
     sock = socket.socket()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if receive_bytes is not None:
@@ -26,7 +26,7 @@ def connect(server: ServerProcess, *, receive_bytes: int | None = None) -> socke
 
 
 def everything(sock: socket.socket) -> bytes:
-    """Until the other side closes; a reset is a close too."""
+    """Read until the other side closes or resets the connection."""
     found = b""
     with contextlib.suppress(ConnectionError):
         while piece := sock.recv(65536):
@@ -44,7 +44,7 @@ def everything_until(sock: socket.socket, words: bytes, times: int = 1) -> bytes
 
 
 def answered(server: ServerProcess, *pieces: bytes, half_closes: bool = False) -> bytes:
-    """All that comes back until the server closes. `half_closes`: nothing more will be sent."""
+    """Send the pieces and read until the server closes. `half_closes`: shut the sending side after them."""
     with connect(server) as sock:
         with contextlib.suppress(ConnectionError):
             for piece in pieces:
@@ -55,12 +55,12 @@ def answered(server: ServerProcess, *pieces: bytes, half_closes: bool = False) -
 
 
 def status_of(answer: bytes) -> int | None:
-    """None: it is no answer."""
+    """Return the status, or None if these bytes are not a response."""
     return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else None
 
 
 def handshake(*more: bytes, path: str = CHAT) -> bytes:
-    """Of a WebSocket, with these headers besides."""
+    """Return the opening handshake of a WebSocket, with these headers added."""
     fields = (
         b"host: localhost",
         b"upgrade: websocket",
@@ -81,7 +81,7 @@ def upgraded(server: ServerProcess, path: str = CHAT) -> socket.socket:
 
 
 def frame(opcode: int, payload: bytes, *, fin: bool = True) -> bytes:
-    """Masked with zeros."""
+    """Return a frame that is masked with zeros."""
     return header(opcode, len(payload), fin=fin) + payload
 
 
@@ -95,11 +95,11 @@ def header(opcode: int, length: int, *, fin: bool = True) -> bytes:
 
 
 def is_read(sock: socket.socket) -> bool:
-    """Whether the server has taken all that was sent out of its socket."""
-    here, queued = sock.getsockname()[1], 0
+    """Return whether the server has read all bytes from its socket."""
+    port, queued = sock.getsockname()[1], 0
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, remote, _, queues, *_ = line.split()
         sent, received = (int(size, 16) for size in queues.split(":"))
-        queued += sent if int(local.split(":")[1], 16) == here else 0
-        queued += received if int(remote.split(":")[1], 16) == here else 0
+        queued += sent if int(local.split(":")[1], 16) == port else 0
+        queued += received if int(remote.split(":")[1], 16) == port else 0
     return queued == 0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from openai_cpu_server.answers.store import AnswerKey, AnswerScope, LastTurn
+from openai_cpu_server.answers.store import AnswerKey, AnswerScope, LastTurn, direction
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 
-ASKER = AnswerScope(holder="ann", model="file", kv_type="f16", adapter=None, version="1")
-AROUND = (1, 2, 9, 3)
+SCOPE = AnswerScope(holder="ann", model="file", kv_type="f16", adapter=None, version="1")
+EARLIER = (1, 2, 9, 3)  # tokens of the earlier turns
 
 
 def request(number: int = 0, **fields: object) -> GenerationRequest:
@@ -24,21 +24,27 @@ def request(number: int = 0, **fields: object) -> GenerationRequest:
 
 
 def question(*requests: GenerationRequest, text: str | None = None, **fields: object) -> AnswerKey:
-    """`text`: the last user turn; None: it is not a conversation."""
+    """`text` is the last user turn, or None if the question is not a conversation."""
     plain = AnswerKey(
-        scope=ASKER,
+        scope=SCOPE,
         requests=requests or (request(),),
         is_repeatable=True,
         asked_tokens=8,
-        turn=None if text is None else LastTurn(text, AROUND),
+        turn=None if text is None else LastTurn(text, EARLIER),
     )
     return msgspec.structs.replace(plain, **fields)
+
+
+def direction_of(*numbers: float) -> bytes:
+    vector = direction(numbers)
+    assert vector is not None
+    return vector
 
 
 def answer(
     *texts: str, reason: FinishReason = FinishReason.STOP, finish: Finish | None = None
 ) -> list[TokenEvent]:
-    """One text for each request, a token a letter."""
+    """Return the events of one text for each request, a token for each letter."""
     events = []
     for number, text in enumerate(texts):
         name = f"call/{number}"

@@ -30,14 +30,14 @@ DIRECTIONS = {"hi": (1, 0), "hello": (1, 0.1), "bye": (0, 1)}
 
 class Counts:
     def __init__(self) -> None:
-        self.kept = 0
-        self.held = StoreSize(0, 0)
+        self.num_stored = 0
+        self.size = StoreSize(0, 0)
 
     def answer_kept(self) -> None:
-        self.kept += 1
+        self.num_stored += 1
 
     def answers_held(self, entries: int, num_bytes: int) -> None:
-        self.held = StoreSize(entries, num_bytes)
+        self.size = StoreSize(entries, num_bytes)
 
 
 async def vector(text: str) -> bytes | None:
@@ -56,16 +56,16 @@ def in_memory(counts: Counts | None = None) -> AnswerCache:
     return AnswerCache(store, BOUNDS, counts or Counts(), answer_s=DEADLINE_S)
 
 
-async def kept(
-    cache: AnswerCache, counts: Counts, one: AnswerKey, text: str, comparing: TurnComparison | None = None
+async def store_answer(
+    cache: AnswerCache, counts: Counts, key: AnswerKey, text: str, comparison: TurnComparison | None = None
 ) -> None:
-    place = await cache.find(one, comparing)
+    place = await cache.find(key, comparison)
     assert isinstance(place, AnswerPlace)
-    cache.keep(one, place, answer(text))
-    await eventually(lambda: counts.kept)
+    cache.keep(key, place, answer(text))
+    await eventually(lambda: counts.num_stored)
 
 
-def told(found: object) -> str:
+def text_of(found: object) -> str:
     assert isinstance(found, FoundAnswer)
     return "".join(event.text for event in found.events)
 
@@ -73,24 +73,24 @@ def told(found: object) -> str:
 async def test_the_same_question_gets_the_same_answer() -> None:
     counts = Counts()
     cache = in_memory(counts)
-    await kept(cache, counts, question(), "yes")
+    await store_answer(cache, counts, question(), "yes")
     found = await cache.find(question(), None)
-    assert (told(found), isinstance(found, FoundAnswer) and found.similarity) == ("yes", None)
+    assert (text_of(found), isinstance(found, FoundAnswer) and found.similarity) == ("yes", None)
     assert isinstance(await cache.find(question(request(stop=("x",))), None), AnswerPlace)
-    assert counts.held.entries == 1
+    assert counts.size.entries == 1
     await cache.clear()
     assert isinstance(await cache.find(question(), None), AnswerPlace)
-    assert counts.held == StoreSize(0, 0)
+    assert counts.size == StoreSize(0, 0)
     await cache.close()
 
 
-async def test_a_similar_turn_gets_the_answer_and_another_does_not() -> None:
+async def test_only_a_similar_turn_gets_the_answer() -> None:
     counts = Counts()
     cache = in_memory(counts)
     drawn = question(text="hi", is_repeatable=False)
-    await kept(cache, counts, drawn, "well", COMPARING)
+    await store_answer(cache, counts, drawn, "well", COMPARING)
     similar = await cache.find(question(request(tokens=(7,)), text="hello", is_repeatable=False), COMPARING)
-    assert told(similar) == "well"
+    assert text_of(similar) == "well"
     assert isinstance(similar, FoundAnswer)
     assert similar.similarity == pytest.approx(0.995, abs=1e-3)
     assert isinstance(await cache.find(question(text="bye", is_repeatable=False), COMPARING), AnswerPlace)
@@ -99,7 +99,7 @@ async def test_a_similar_turn_gets_the_answer_and_another_does_not() -> None:
     await cache.close()
 
 
-async def test_a_corrupt_answer_is_a_miss_and_the_next_similar_one_is_told() -> None:
+async def test_a_corrupt_answer_is_a_miss_and_the_next_similar_one_is_used() -> None:
     store = SqliteAnswers.open(None, BOUNDS)
     counts = Counts()
     cache = cache_of(store, counts)
@@ -109,46 +109,46 @@ async def test_a_corrupt_answer_is_a_miss_and_the_next_similar_one_is_told() -> 
     await store.put(AnswerEntry(key=place.key, answer=b"junk", group=place.group, vector=place.vector))
     assert isinstance(await cache.find(first, COMPARING), AnswerPlace)
     assert (await store.size()).entries == 0
-    await kept(cache, counts, question(text="hello", is_repeatable=False), "good", COMPARING)
+    await store_answer(cache, counts, question(text="hello", is_repeatable=False), "good", COMPARING)
     await store.put(AnswerEntry(key=place.key, answer=b"junk", group=place.group, vector=place.vector))
-    assert told(await cache.find(first, COMPARING)) == "good"
+    assert text_of(await cache.find(first, COMPARING)) == "good"
     await cache.close()
 
 
-async def test_an_answer_that_would_push_out_many_is_not_kept() -> None:
+async def test_an_answer_that_would_evict_many_is_not_stored() -> None:
     counts = Counts()
     cache = in_memory(counts)
     place = await cache.find(question(), None)
     assert isinstance(place, AnswerPlace)
     cache.keep(question(), place, answer("x" * 2000))
-    await cache.clear()  # waits for what is being written
-    assert counts.kept == 0
+    await cache.clear()  # waits for running writes
+    assert counts.num_stored == 0
     await cache.close()
 
 
-async def test_clearing_a_store_that_fails_says_so_and_asks_it_even_while_it_is_left_alone() -> None:
+async def test_clearing_reports_a_failing_store_and_queries_it_during_its_pause() -> None:
     store = Failing()
     cache = cache_of(store)
     assert isinstance(await cache.find(question(), None), AnswerPlace)
-    asked = store.asked
+    num_queries = store.num_queries
     with pytest.raises(AnswersUnavailable):
         await cache.clear()
-    assert store.asked > asked
+    assert store.num_queries > num_queries
     store.works = True
     await cache.clear()
     await cache.close()
 
 
 class Failing:
-    """A store that is away, or hangs."""
+    """A store that fails or hangs."""
 
     def __init__(self, *, hangs: bool = False) -> None:
-        self.asked = 0
+        self.num_queries = 0
         self.hangs = hangs
         self.works = False
 
     async def _fail(self, *args: object, **options: object) -> None:
-        self.asked += 1
+        self.num_queries += 1
         if self.hangs:
             await anyio.sleep_forever()
         if not self.works:
@@ -160,7 +160,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_a_failing_store_is_a_miss_and_is_left_alone(
+async def test_a_failing_store_is_a_miss_and_is_not_queried_for_a_while(
     hangs: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Failing(hangs=hangs)
@@ -171,8 +171,8 @@ async def test_a_failing_store_is_a_miss_and_is_left_alone(
             assert isinstance(place, AnswerPlace)
             cache.keep(question(text="hi"), place, answer("x"))
         assert await cache.measure() is None
-        await cache.close()  # waits for what is being written
-    assert store.asked == 1
-    said = [record.getMessage() for record in caplog.records if "cache of" in record.getMessage()]
-    why = "no answer in time" if hangs else "ConnectionError"
-    assert said == [f"the cache of answers fails ({why}): all answers are computed until it is back"]
+        await cache.close()  # waits for running writes
+    assert store.num_queries == 1
+    messages = [record.getMessage() for record in caplog.records if "cache of" in record.getMessage()]
+    reason = "no answer in time" if hangs else "ConnectionError"
+    assert messages == [f"the cache of answers fails ({reason}): all answers are computed until it is back"]

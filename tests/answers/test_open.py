@@ -1,4 +1,4 @@
-"""Stores that cannot be opened: one line at start, and nobody's file is harmed."""
+"""Opening of stores: a refusal is one line, and files of other programs are not changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from openai_cpu_server.errors import StartupError
 BOUNDS = StoreBounds(60, 10_000)
 
 
-def test_on_is_the_file_in_the_users_directory(tmp_path: Path) -> None:
+def test_on_opens_the_file_in_the_users_directory(tmp_path: Path) -> None:
     store = open_answers("on", BOUNDS, default=tmp_path / "data" / "answers.db")
     assert isinstance(store, SqliteAnswers)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "data").iterdir()}
@@ -34,7 +34,7 @@ def test_the_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("Dear Sir " * 1000)
     with pytest.raises(StartupError, match="cannot open the cache of answers"):
@@ -92,7 +92,7 @@ PRAGMA user_version = 1;
 
 
 @pytest.mark.anyio
-async def test_the_file_of_an_earlier_server_is_used_on(tmp_path: Path) -> None:
+async def test_the_file_of_an_earlier_server_can_be_used(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with sqlite3.connect(path) as file:
         file.executescript(BY_AN_EARLIER_SERVER)
@@ -105,7 +105,7 @@ async def test_the_file_of_an_earlier_server_is_used_on(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_a_file_is_the_same_to_an_earlier_server(tmp_path: Path) -> None:
-    """Both may run on one machine, as long as one is replaced by the other."""
+    """Compare schemas, because both servers may run while one replaces the other."""
     path = tmp_path / "a.db"
     await SqliteAnswers.open(path, BOUNDS).close()
     with sqlite3.connect(path) as ours, sqlite3.connect(":memory:") as theirs:
@@ -124,7 +124,7 @@ async def test_a_file_is_the_same_to_an_earlier_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_database_that_fails_is_told_of_by_its_kind(tmp_path: Path) -> None:
+async def test_a_failing_database_is_reported_by_the_type_of_its_error(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     store = SqliteAnswers.open(path, BOUNDS)
     with sqlite3.connect(path) as file:

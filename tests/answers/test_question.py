@@ -1,4 +1,4 @@
-"""Which questions are the same, and which differ by their last turn alone."""
+"""Keys of questions: equal questions, and those that differ only in their last turn."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import pytest
 
 from openai_cpu_server.answers.store import AnswerKey, LastTurn, exact_key, group_key, turn_key
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
-from tests.answers.questions import AROUND, ASKER, question, request
+from tests.answers.questions import EARLIER, SCOPE, question, request
 
 
-def asked_by(**fields: object) -> AnswerKey:
-    return question(text="hi", scope=msgspec.structs.replace(ASKER, **fields))
+def question_of(**fields: object) -> AnswerKey:
+    return question(text="hi", scope=msgspec.structs.replace(SCOPE, **fields))
 
 
-OTHER_ASKERS = [
-    asked_by(holder="bob"),
-    asked_by(model="changed file"),
-    asked_by(kv_type="q8_0"),
-    asked_by(adapter="poet@1"),
-    asked_by(version="2"),
+OTHER_SCOPES = [
+    question_of(holder="bob"),
+    question_of(model="changed file"),
+    question_of(kv_type="q8_0"),
+    question_of(adapter="poet@1"),
+    question_of(version="2"),
 ]
 OTHER_PARAMETERS = [
     question(request(sampling=Sampling(seed=7, temperature=0, top_p=0.5)), text="hi"),
@@ -32,21 +32,21 @@ OTHER_PARAMETERS = [
 ]
 
 
-@pytest.mark.parametrize("other", OTHER_ASKERS + OTHER_PARAMETERS)
-def test_whatever_changes_the_answer_changes_both_keys(other: AnswerKey) -> None:
+@pytest.mark.parametrize("other", OTHER_SCOPES + OTHER_PARAMETERS)
+def test_every_parameter_of_the_answer_changes_both_keys(other: AnswerKey) -> None:
     same = question(text="hi")
     assert exact_key(other) != exact_key(same)
     assert group_key(other, "minilm") != group_key(same, "minilm")
 
 
-def test_who_waits_how_long_and_for_whom_changes_nothing() -> None:
+def test_ids_priority_and_route_do_not_change_the_key() -> None:
     other = request(
         id="other/0", priority=Priority.BATCH, client="c", route="cmpl", pin=True, boundaries=(2,)
     )
     assert exact_key(question(other)) == exact_key(question())
 
 
-def test_greedy_sampling_has_no_seed_and_any_other_has() -> None:
+def test_the_seed_counts_except_for_greedy_sampling() -> None:
     def key(seed: int, temperature: float) -> str | None:
         return exact_key(question(request(sampling=Sampling(seed=seed, temperature=temperature))))
 
@@ -55,7 +55,7 @@ def test_greedy_sampling_has_no_seed_and_any_other_has() -> None:
     assert key(1, 0.5) == key(1, 0.5)
 
 
-def test_an_answer_that_is_drawn_anew_is_found_by_its_turn_alone() -> None:
+def test_a_randomly_sampled_answer_is_found_by_its_turn_only() -> None:
     drawn = [
         question(request(sampling=Sampling(seed=seed, temperature=1)), text="hi", is_repeatable=False)
         for seed in (1, 2)
@@ -66,7 +66,7 @@ def test_an_answer_that_is_drawn_anew_is_found_by_its_turn_alone() -> None:
     assert groups.pop() != group_key(question(text="hi"), "minilm")
 
 
-def test_questions_of_a_group_differ_by_their_last_turn_alone() -> None:
+def test_questions_of_a_group_differ_in_their_last_turn_only() -> None:
     one = question(request(tokens=(1, 2, 4, 3), max_tokens=90), text="hi", asked_tokens=0)
     longer = question(
         request(tokens=(1, 2, 4, 4, 4, 3), boundaries=(1, 6), max_tokens=88), text="hello", asked_tokens=0
@@ -78,12 +78,12 @@ def test_questions_of_a_group_differ_by_their_last_turn_alone() -> None:
 
 def test_other_earlier_turns_and_another_limit_make_another_group() -> None:
     one = question(text="hi")
-    earlier = msgspec.structs.replace(one, turn=LastTurn("hi", (8, *AROUND)))
+    earlier = msgspec.structs.replace(one, turn=LastTurn("hi", (8, *EARLIER)))
     limited = msgspec.structs.replace(one, asked_tokens=4)
     assert len({group_key(each, "minilm") for each in (one, earlier, limited)}) == 3
 
 
-def test_what_is_no_conversation_has_no_group() -> None:
+def test_a_question_without_a_conversation_has_no_group() -> None:
     assert group_key(question(), "minilm") is None
 
 

@@ -1,4 +1,4 @@
-"""Answers as bytes, and what is refused of them."""
+"""Answers as bytes, and corrupt ones."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.answers.questions import answer, request
 BOTH = (request(0), request(1))
 
 
-def test_an_answer_comes_back_under_new_ids_and_nothing_was_computed() -> None:
-    again = (request(0, id="new/0"), request(1, id="new/1"))
-    told = unpacked_answer(packed_answer(answer("ab", "c"), BOTH), again)
-    assert [(event.id, event.text) for event in told if not event.finish] == [
+def test_a_stored_answer_has_new_ids_and_only_cached_tokens() -> None:
+    requests = (request(0, id="new/0"), request(1, id="new/1"))
+    events = unpacked_answer(packed_answer(answer("ab", "c"), BOTH), requests)
+    assert [(event.id, event.text) for event in events if not event.finish] == [
         ("new/0", "a"),
         ("new/0", "b"),
         ("new/1", "c"),
     ]
-    ends = [event.finish for event in told if event.finish]
+    ends = [event.finish for event in events if event.finish]
     assert ends == [
         Finish(reason=FinishReason.STOP, output_tokens=number, cached_tokens=5) for number in (2, 1)
     ]
 
 
-def test_log_probabilities_come_back_too() -> None:
+def test_log_probabilities_are_stored_too() -> None:
     scores = (TokenLogprob(5, -0.5, ((5, -0.5), (6, -math.inf))),)
     end = Finish(reason=FinishReason.STOP, output_tokens=1)
     events = [TokenEvent(id="call/0", tokens=(5,), text="x", logprobs=scores, finish=end)]
@@ -50,14 +50,14 @@ def test_log_probabilities_come_back_too() -> None:
         msgspec.msgpack.encode([(2, answer("")[0])]),
     ],
 )
-def test_what_is_no_whole_answer_is_corrupt(stored: bytes) -> None:
+def test_an_incomplete_answer_is_corrupt(stored: bytes) -> None:
     with pytest.raises(CorruptAnswer):
         unpacked_answer(stored, BOTH)
 
 
-def test_only_ends_that_the_client_or_the_model_chose_are_for_others() -> None:
-    def good(reason: FinishReason, asked: int) -> bool:
-        return is_good(Finish(reason=reason, output_tokens=1), asked_tokens=asked)
+def test_only_ends_by_the_client_or_the_model_are_stored() -> None:
+    def good(reason: FinishReason, limit: int) -> bool:
+        return is_good(Finish(reason=reason, output_tokens=1), asked_tokens=limit)
 
     assert good(FinishReason.STOP, 0)
     assert good(FinishReason.LENGTH, 8)
@@ -66,7 +66,7 @@ def test_only_ends_that_the_client_or_the_model_chose_are_for_others() -> None:
     assert not good(FinishReason.ERROR, 8)
 
 
-def test_what_the_model_did_for_it_is_not_told_again() -> None:
+def test_the_work_of_the_model_is_not_reported_again() -> None:
     work = Finish(
         reason=FinishReason.STOP,
         output_tokens=1,
@@ -78,5 +78,5 @@ def test_what_the_model_did_for_it_is_not_told_again() -> None:
         drafted_tokens=7,
         accepted_tokens=8,
     )
-    told = unpacked_answer(packed_answer(answer("a", finish=work), BOTH[:1]), BOTH[:1])
-    assert told[-1].finish == Finish(reason=FinishReason.STOP, output_tokens=1, cached_tokens=5)
+    events = unpacked_answer(packed_answer(answer("a", finish=work), BOTH[:1]), BOTH[:1])
+    assert events[-1].finish == Finish(reason=FinishReason.STOP, output_tokens=1, cached_tokens=5)

@@ -1,4 +1,4 @@
-"""What every store promises: SQLite in memory and in a file, and Redis."""
+"""The contract of every store: SQLite in memory and in a file, and Redis."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from openai_cpu_server.answers.store import (
     StoreSize,
     direction,
 )
+from tests.answers.questions import direction_of
 from tests.clock import Clock
 from tests.redis_server import RedisServer
 
@@ -44,10 +45,10 @@ async def store(
 ) -> AsyncIterator[AnswerStore]:
     path = tmp_path / "below" / "answers.db" if request.param == "file" else None
     is_redis = request.param == "redis"
-    one = RedisAnswers.open(redis.url, BOUNDS, clock) if is_redis else SqliteAnswers.open(path, BOUNDS, clock)
-    await one.clear()
-    yield one
-    await one.close()
+    new = RedisAnswers.open(redis.url, BOUNDS, clock) if is_redis else SqliteAnswers.open(path, BOUNDS, clock)
+    await new.clear()
+    yield new
+    await new.close()
 
 
 def entry(key: str, *numbers: float, num_bytes: int = 10, group: str = "g") -> AnswerEntry:
@@ -55,17 +56,11 @@ def entry(key: str, *numbers: float, num_bytes: int = 10, group: str = "g") -> A
     return AnswerEntry(key=key, answer=b"a" * num_bytes, group=group if numbers else None, vector=vector)
 
 
-def towards(*numbers: float) -> bytes:
-    found = direction(numbers)
-    assert found is not None
-    return found
-
-
 async def near(store: AnswerStore, *numbers: float, group: str = "g") -> list[str]:
-    return [one.key for one in await store.near(group, towards(*numbers), at_least=0.9)]
+    return [turn.key for turn in await store.near(group, direction_of(*numbers), at_least=0.9)]
 
 
-async def test_what_was_put_is_got_and_what_was_put_again_replaces_it(store: AnswerStore) -> None:
+async def test_get_returns_the_entry_that_was_put_last(store: AnswerStore) -> None:
     assert await store.get("k") is None
     await store.put(entry("k", num_bytes=3))
     size = await store.put(entry("k", num_bytes=5))
@@ -74,27 +69,27 @@ async def test_what_was_put_is_got_and_what_was_put_again_replaces_it(store: Ans
 
 
 async def test_turns_are_compared_within_their_group(store: AnswerStore) -> None:
-    for one in (entry("x", 1, 0), entry("y", 0, 1), entry("xx", 1, 0.2), entry("other", 1, 0, group="h")):
-        await store.put(one)
+    for new in (entry("x", 1, 0), entry("y", 0, 1), entry("xx", 1, 0.2), entry("other", 1, 0, group="h")):
+        await store.put(new)
     assert await near(store, 1, 0) == ["x", "xx"]
     assert await near(store, 1, 0, group="h") == ["other"]
     assert await near(store, 1, 0, group="none") == []
-    (best, _) = await store.near("g", towards(1, 0), at_least=0.9)
+    (best, _) = await store.near("g", direction_of(1, 0), at_least=0.9)
     assert best.similarity == pytest.approx(1, abs=1e-6)
 
 
-async def test_what_is_forgotten_or_cleared_is_not_found(store: AnswerStore) -> None:
-    for one in (entry("x", 1, 0), entry("y", 1, 0.1)):
-        await store.put(one)
+async def test_forgotten_and_cleared_entries_are_not_found(store: AnswerStore) -> None:
+    for new in (entry("x", 1, 0), entry("y", 1, 0.1)):
+        await store.put(new)
     await store.forget("x", "g")
-    await store.forget("nobody", "g")
+    await store.forget("absent", "g")
     assert (await near(store, 1, 0), await store.get("x")) == (["y"], None)
     assert (await store.size()).entries == 1
     await store.clear()
     assert (await near(store, 1, 0), await store.get("y"), await store.size()) == ([], None, StoreSize(0, 0))
 
 
-async def test_what_was_told_longest_ago_goes_first(store: AnswerStore, clock: Clock) -> None:
+async def test_the_least_recently_used_answer_is_evicted_first(store: AnswerStore, clock: Clock) -> None:
     for number in range(9):
         await store.put(entry(f"k{number}", 1, number, num_bytes=1000))
         clock.now_s += 1
@@ -107,7 +102,7 @@ async def test_what_was_told_longest_ago_goes_first(store: AnswerStore, clock: C
     assert size.entries == 8
 
 
-async def test_answers_expire_however_often_they_are_told() -> None:
+async def test_answers_expire_however_often_they_are_used() -> None:
     clock = Clock()
     store = SqliteAnswers.open(None, BOUNDS, clock)
     await store.put(entry("k", 1, 0))
@@ -119,8 +114,8 @@ async def test_answers_expire_however_often_they_are_told() -> None:
 
 
 async def test_expired_answers_leave_nothing_behind(redis: RedisServer) -> None:
-    """Redis forgets answers by its own clock; a group that goes on for days holds no more turns than there
-    are answers."""
+    """Check expiry in Redis, which uses its own clock, and that a long-lived group drops the turns of expired
+    answers."""
     clock = Clock(1000.0)
     store = RedisAnswers.open(redis.url, StoreBounds(ttl_s=60, max_bytes=10_000_000), clock)
     await store.clear()
@@ -137,13 +132,13 @@ async def test_expired_answers_leave_nothing_behind(redis: RedisServer) -> None:
     await store.close()
 
 
-async def test_a_file_is_found_again(tmp_path: Path) -> None:
+async def test_a_file_survives_a_restart(tmp_path: Path) -> None:
     for path in (tmp_path / "a.db", tmp_path / "a.db"):
         store = SqliteAnswers.open(path, BOUNDS)
-        known = await store.get("k")
+        answer = await store.get("k")
         await store.put(entry("k"))
         await store.close()
-    assert known is not None
+    assert answer is not None
 
 
 async def test_two_servers_share_a_file(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Which turns are compared at all, and how similar they are."""
+"""Comparison of turns: their marks, and their similarity."""
 
 from __future__ import annotations
 
 import pytest
 
 from openai_cpu_server.answers.store import direction, marks_of, nearest_turns
+from tests.answers.questions import direction_of
 
 
 @pytest.mark.parametrize(
@@ -34,28 +35,27 @@ def test_turns_of_other_marks_are_never_compared(one: str, other: str) -> None:
         ("Know the notes", "Now the nodes"),
     ],
 )
-def test_other_words_leave_the_marks_as_they_are(one: str, other: str) -> None:
+def test_other_words_do_not_change_the_marks(one: str, other: str) -> None:
     assert marks_of(one) == marks_of(other)
 
 
-def row(*numbers: float) -> bytes:
-    found = direction(numbers)
-    assert found is not None
-    return found
-
-
-def test_the_most_similar_come_first_and_others_not_at_all() -> None:
-    rows = [("far", row(0, 1)), ("near", row(1, 0.1)), ("same", row(2, 0)), ("opposite", row(-1, 0))]
-    found = nearest_turns(rows, row(1, 0), at_least=0.9)
+def test_only_similar_turns_are_returned_best_first() -> None:
+    rows = [
+        ("far", direction_of(0, 1)),
+        ("near", direction_of(1, 0.1)),
+        ("same", direction_of(2, 0)),
+        ("opposite", direction_of(-1, 0)),
+    ]
+    found = nearest_turns(rows, direction_of(1, 0), at_least=0.9)
     assert [near.key for near in found] == ["same", "near"]
     assert found[0].similarity == pytest.approx(1)
 
 
-def test_rows_of_another_length_are_none() -> None:
-    assert nearest_turns([("a", row(1, 0, 0)), ("b", b"x")], row(1, 0), at_least=-1) == []
-    assert nearest_turns([], row(1, 0), at_least=-1) == []
+def test_rows_of_another_length_are_ignored() -> None:
+    assert nearest_turns([("a", direction_of(1, 0, 0)), ("b", b"x")], direction_of(1, 0), at_least=-1) == []
+    assert nearest_turns([], direction_of(1, 0), at_least=-1) == []
 
 
 @pytest.mark.parametrize("numbers", [(0.0, 0.0), (float("nan"), 1.0), (float("inf"), 1.0)])
-def test_what_points_nowhere_has_no_direction(numbers: tuple[float, ...]) -> None:
+def test_a_zero_or_infinite_vector_has_no_direction(numbers: tuple[float, ...]) -> None:
     assert direction(numbers) is None

@@ -1,4 +1,4 @@
-"""Runs a command in this process, as the command line would."""
+"""Run a command in this process, as the command line would."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Outcome(NamedTuple):
 
     @property
     def refusal(self) -> str:
-        """The one line that says why nothing was done."""
+        """The single line with the reason of a refusal."""
         assert (self.returncode, self.stdout) == (2, "")
         (line,) = self.stderr.splitlines()
         return line
 
     @property
     def good(self) -> Outcome:
-        """All went well, without a warning."""
+        """This outcome, which must be a success without a warning."""
         assert (self.returncode, self.stderr) == (0, "")
         return self
 
@@ -34,15 +34,15 @@ Run = Callable[..., Outcome]
 
 
 def runner(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A function that runs the command with its arguments."""
+    """Return a function that runs the command with its arguments."""
 
     def run(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["openai-cpu-server", command, *map(str, arguments)])
         code: object = 0
         try:
             main()
-        except SystemExit as leaving:
-            code = leaving.code
+        except SystemExit as error:
+            code = error.code
         assert isinstance(code, int)
         return Outcome(code, *capsys.readouterr())
 

@@ -1,9 +1,8 @@
-"""Starts that cannot be: each ends with one line that names the option, before anything listens."""
+"""Refused starts: each ends with one line that names the option, before the server listens."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,30 +12,23 @@ import pytest
 from openai_cpu_server.cli.serve import serve
 from openai_cpu_server.errors import StartupError
 
-pytestmark = pytest.mark.native
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("no_ocs_variables")]
 
 
-_DEFAULTS = {"--jobs-db": "none", "--calibrate": "never"}
-
-
-def refused(*arguments: str) -> str:
-    """Return the line. A start that goes as far as to listen fails the test."""
+def error_of(*arguments: str) -> str:
+    """Return the error line of a start. A server that listens fails the test."""
 
     def listening(url: str) -> None:
-        pytest.fail(f"it listens on {url}")
+        pytest.fail(f"the server listens on {url}")
 
-    named = {argument.partition("=")[0] for argument in arguments}
-    defaults = [f"{name}={value}" for name, value in _DEFAULTS.items() if name not in named]
+    names = {argument.partition("=")[0] for argument in arguments}
+    defaults = [
+        option for option in ("--jobs-db=none", "--calibrate=never") if option.split("=")[0] not in names
+    ]
     with pytest.raises(StartupError) as error:
         serve([*defaults, *arguments], on_listening=listening)
     (line,) = str(error.value).splitlines()
     return line
-
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.upper().startswith("OCS_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="module")
@@ -197,11 +189,11 @@ def taken_port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("arguments", "line"), [*CONTRADICTIONS, *MISSING])
-def test_options_that_contradict_or_name_what_is_not_there(
+def test_options_that_contradict_each_other_or_name_missing_things(
     arguments: str, line: str, folder: Path, taken_port: int
 ) -> None:
-    given = arguments.format(folder=folder, port=taken_port).split()
-    assert line in refused("--model=demo", *given)
+    options = arguments.format(folder=folder, port=taken_port).split()
+    assert line in error_of("--model=demo", *options)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +201,7 @@ def test_options_that_contradict_or_name_what_is_not_there(
     [pair for option, values in OUT_OF_RANGE.items() for pair in itertools.product([option], values.split())],
 )
 def test_values_out_of_range(option: str, value: str) -> None:
-    assert refused("--model=demo", f"--{option}={value}").startswith(f"--{option}: ")
+    assert error_of("--model=demo", f"--{option}={value}").startswith(f"--{option}: ")
 
 
 @pytest.mark.parametrize(("text", "line"), TABLES)
@@ -217,12 +209,12 @@ def test_tables_of_wrong_types(text: str, line: str, tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text(text)
     model = () if text.startswith("model =") else ("--model=demo",)
-    assert refused(f"--config={config}", *model).startswith(line)
+    assert error_of(f"--config={config}", *model).startswith(line)
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"), [*AT_ONCE, *(pytest.param(*each, marks=pytest.mark.slow) for each in FOUND_LATER)]
 )
-def test_what_is_found_when_the_model_is_read(arguments: str, line: str, folder: Path) -> None:
-    given = arguments.format(folder=folder).split()
-    assert line.format(folder=folder) in refused("--model=demo", "--port=0", *given)
+def test_errors_found_when_the_model_is_read(arguments: str, line: str, folder: Path) -> None:
+    options = arguments.format(folder=folder).split()
+    assert line.format(folder=folder) in error_of("--model=demo", "--port=0", *options)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 
 def write_rows(folder: Path, *limits: int) -> None:
-    """A row for each limit of tokens, which is also how many it takes."""
+    """Write a row for each limit of tokens, which its generation always reaches."""
     rows = [
         {
             "custom_id": f"r{number}",
@@ -60,7 +60,7 @@ def test_all_rows_are_answered(tmp_path: Path) -> None:
     assert (again.returncode, "exists already" in again.stderr) == (2, True)
 
 
-def test_rows_that_fail_have_a_file_and_an_exit_code(tmp_path: Path) -> None:
+def test_failed_rows_have_a_file_and_an_exit_code(tmp_path: Path) -> None:
     write_rows(tmp_path, 4, 4, 4, -1, 4)
     done = warm.run(*command(tmp_path))
     assert done.returncode == 1, done.stderr
@@ -70,24 +70,24 @@ def test_rows_that_fail_have_a_file_and_an_exit_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
-def test_an_interrupted_run_goes_on_with_the_same_input_alone(tmp_path: Path, number: signal.Signals) -> None:
-    """The last row takes far longer than all before, so the run ends in the midst of it."""
+def test_an_interrupted_run_continues_with_equal_input_only(tmp_path: Path, number: signal.Signals) -> None:
+    """Interrupt the last row, which takes far longer than all before."""
     write_rows(tmp_path, *[4] * 5, 800)
     state = tmp_path / "out.jsonl.jobs"
     process = warm.start(*command(tmp_path, "--batch-concurrency", "1"))
     wait_until(lambda: state.exists() and num_done(state) == 5)
     process.send_signal(number)
-    said = process.end()
+    output = process.end()
     if number is signal.SIGINT:
         assert process.returncode == 130
-        assert "the same command continues the batch" in said
+        assert "the same command continues the batch" in output
     assert files(tmp_path)[:2] == ["in.jsonl", "out.jsonl.jobs"]
     assert num_done(state) == 5
-    same = (tmp_path / "in.jsonl").read_text()
+    original = (tmp_path / "in.jsonl").read_text()
     write_rows(tmp_path, *[4] * 7)
     other = warm.run(*command(tmp_path))
     assert (other.returncode, "another content" in other.stderr) == (2, True)
-    (tmp_path / "in.jsonl").write_text(same)
+    (tmp_path / "in.jsonl").write_text(original)
     end = warm.run(*command(tmp_path))
     assert end.returncode == 0, end.stderr
     assert names(tmp_path / "out.jsonl") == [f"r{n}" for n in range(6)]
@@ -95,7 +95,7 @@ def test_an_interrupted_run_goes_on_with_the_same_input_alone(tmp_path: Path, nu
 
 
 def num_done(state: Path) -> int:
-    """Rows that have ended; 0 while the tables are being made."""
+    """Return the number of finished rows; 0 while the tables are being created."""
     with contextlib.closing(sqlite3.connect(f"{state.as_uri()}?mode=ro", uri=True)) as database:
         try:
             return int(database.execute("SELECT count(*) FROM results").fetchone()[0])
@@ -104,7 +104,7 @@ def num_done(state: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "said"),
+    ("content", "options", "line"),
     [
         ("", (), "no line"),
         ('{"url": "/v1/completions"}\n[]\n', (), "line 2: This line is not a JSON object."),
@@ -114,28 +114,28 @@ def num_done(state: Path) -> int:
         ("x", ("--errors", "/nowhere/in.jsonl", "--overwrite"), "the directory /nowhere does not exist"),
     ],
 )
-def test_wrong_use_is_said_before_anything_begins(
-    tmp_path: Path, content: str | None, options: tuple[str, ...], said: str
+def test_wrong_use_is_reported_before_the_batch_begins(
+    tmp_path: Path, content: str | None, options: tuple[str, ...], line: str
 ) -> None:
     if content is not None:
         (tmp_path / "in.jsonl").write_text(content)
     done = warm.run(*command(tmp_path, *options))
-    assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    assert (done.returncode, line in done.stderr, "Traceback" in done.stderr) == (2, True, False)
     assert files(tmp_path) == ([] if content is None else ["in.jsonl"])
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS_OF_SERVERS))
-def test_an_option_of_servers_is_refused_by_each_name_that_it_has(tmp_path: Path, name: str) -> None:
+def test_an_option_of_servers_is_refused_in_each_spelling(tmp_path: Path, name: str) -> None:
     (tmp_path / "in.jsonl").write_text("x")
-    given = name.replace("_", "-")
-    for switch in (f"--{given}", f"--{given}=1", f"--no-{given}"):
+    option = name.replace("_", "-")
+    for switch in (f"--{option}", f"--{option}=1", f"--no-{option}"):
         with pytest.raises(StartupError, match=f"^{switch.partition('=')[0]} is an option of the server"):
             batch([*command(tmp_path)[1:], switch])
 
 
 @pytest.mark.slow
 def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
-    """What it shows at the least, however soon all is over; it is gone when the result is told."""
+    """Check the bar of even the shortest run; the result replaces the bar."""
     write_rows(tmp_path, 4, 4, 4)
     done = seen_on_a_terminal([sys.executable, "-m", "openai_cpu_server", *command(tmp_path)])
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""`chat`, `run` and `ps`: what speaks to a running server, or to one of its own."""
+"""`chat`, `run` and `ps`: clients of a running server, or of one that the command starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 class Terminal:
-    """A command in a terminal of its own."""
+    """A command in a new terminal."""
 
     def __init__(self, *arguments: str, env: dict[str, str]) -> None:
         self.seen = ""
@@ -46,7 +46,7 @@ class Terminal:
         os.write(self._file, text.encode())
 
     def wait_for(self, pattern: str) -> str:
-        """Return what it has written until the pattern, and forget that."""
+        """Return the output up to the pattern, and remove it from `seen`."""
         deadline = time.monotonic() + DEADLINE_S
         while not (found := re.search(pattern, self.seen)):
             assert select.select([self._file], [], [], max(0, deadline - time.monotonic()))[0], self.seen
@@ -61,7 +61,7 @@ class Terminal:
 
 
 def test_a_conversation_in_the_terminal(server: ServerProcess, tmp_path: Path) -> None:
-    """Ctrl-C stops an answer, and not the program."""
+    """Check input, history, and that Ctrl-C stops an answer but not the program."""
     env = {**os.environ, "TERM": "dumb", "OCS_API_KEY": "s3cret", "XDG_DATA_HOME": str(tmp_path)}
     terminal = Terminal("chat", "--url", server.url, env=env)
     terminal.wait_for(">>> ")
@@ -87,15 +87,11 @@ def test_a_conversation_in_the_terminal(server: ServerProcess, tmp_path: Path) -
     assert "again\n" in history.read_text()
 
 
-def asked(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *arguments]
-    return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+def test_a_piped_text_is_answered_by_a_server_of_the_command() -> None:
+    command = [*COMMAND, "run", "demo", "Say:", *SHORT]
+    done = subprocess.run(
+        command, input="hello", capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
-
-
-def test_a_text_that_is_piped_in_is_answered_by_a_server_of_its_own() -> None:
-    done = asked("run", "demo", "Say:", *SHORT, stdin="hello")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("\n")
 
@@ -117,14 +113,14 @@ def test_a_text_that_is_piped_in_is_answered_by_a_server_of_its_own() -> None:
         ("ps --url ftp://x", "'ftp://x' is not an address such as"),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(arguments: str, line: str, server: ServerProcess) -> None:
+def test_a_refused_command_prints_one_line(arguments: str, line: str, server: ServerProcess) -> None:
     done = warm.run(*arguments.format(url=server.url).split())
     assert (done.returncode, done.stdout) == (2, "")
     assert line in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_a_server_has_in_memory(server: ServerProcess) -> None:
+def test_ps_lists_the_loaded_models(server: ServerProcess) -> None:
     listed = warm.run("ps", "--url", f"{server.url}/v1/", "--api-key", "s3cret", "--json")
     assert [model["name"] for model in json.loads(listed.stdout)] == ["demo"]
     assert re.search(r"\ndemo +\d", warm.run("ps", "--url", server.url, "--api-key", "s3cret").stdout)

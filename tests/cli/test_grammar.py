@@ -21,8 +21,8 @@ SCHEMA = {
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A folder with a schema, in which files are named without it."""
+def folder(tmp_path, monkeypatch):
+    """A working directory with a schema."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     return tmp_path
@@ -36,17 +36,17 @@ def status(*arguments):
     return 0
 
 
-def test_a_schema_is_printed_as_the_server_has_it(place, capsys):
+def test_a_schema_is_printed_as_the_servers_grammar(folder, capsys):
     assert status("schema.json") == 0
     assert capsys.readouterr().out == schema_to_lark(SCHEMA)
     assert status("schema.json", "--json-whitespace", "flexible", "--order", "any") == 0
     assert capsys.readouterr().out != schema_to_lark(SCHEMA)
 
 
-def test_undeclared_properties_are_checked_as_the_standard_has_them(place, capsys):
+def test_undeclared_properties_are_checked_as_in_the_standard(folder, capsys):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    (place / "silent.json").write_text(json.dumps(schema))
-    (place / "more.json").write_text('{"a":1,"b":2}')
+    (folder / "silent.json").write_text(json.dumps(schema))
+    (folder / "more.json").write_text('{"a":1,"b":2}')
     assert status("silent.json") == 0
     assert capsys.readouterr().out == schema_to_lark({**schema, "additionalProperties": False})
     assert status("silent.json", "--json-additional", "open") == 0
@@ -55,19 +55,19 @@ def test_undeclared_properties_are_checked_as_the_standard_has_them(place, capsy
     assert status("silent.json", "--json-additional", "closed", "--check", "more.json") == 1
 
 
-def test_an_item_that_its_list_has_already_does_not_fit(place, capsys):
-    (place / "set.json").write_text('{"items": {"type": "string"}, "type": "array", "uniqueItems": true}')
-    (place / "twice.json").write_text('["a","a"]')
+def test_a_repeated_item_does_not_fit_a_list_of_unique_items(folder, capsys):
+    (folder / "set.json").write_text('{"items": {"type": "string"}, "type": "array", "uniqueItems": true}')
+    (folder / "twice.json").write_text('["a","a"]')
     assert status("set.json", "--check", "twice.json") == 1
     first, expected = capsys.readouterr().out.splitlines()
     assert first == "twice.json:1:8: stops fitting at byte 7: '\"]'"
     assert expected == r"  expected one of \x20-! #-\x7f characters beyond ASCII"
 
 
-def test_instances_fit_or_not(place, capsys):
-    (place / "good.json").write_text('{"rating": 4, "text": "ü"}\n')
-    (place / "bad.json").write_text('{\n  "rating": 6\n}\n')
-    (place / "cut.json").write_text('{"rating":4')
+def test_instances_fit_or_not(folder, capsys):
+    (folder / "good.json").write_text('{"rating": 4, "text": "ü"}\n')
+    (folder / "bad.json").write_text('{\n  "rating": 6\n}\n')
+    (folder / "cut.json").write_text('{"rating":4')
     assert status("schema.json", "--check", "good.json", "bad.json", "cut.json") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "good.json: fits"
@@ -76,19 +76,19 @@ def test_instances_fit_or_not(place, capsys):
     assert lines[3] == "cut.json:1:12: stops fitting at byte 11: the end"
 
 
-def test_columns_count_characters_and_offsets_bytes(place, capsys):
-    (place / "bad.json").write_text('{"rating":4,"text":"ü",}')
+def test_columns_count_characters_and_offsets_bytes(folder, capsys):
+    (folder / "bad.json").write_text('{"rating":4,"text":"ü",}')
     assert status("schema.json", "--json-whitespace", "compact", "--check", "bad.json") == 1
     assert "bad.json:1:23: stops fitting at byte 23: ',}'\n  expected '}'" in capsys.readouterr().out
 
 
-def test_white_space_and_order_are_options(place, capsys, monkeypatch):
+def test_white_space_and_order_are_options(folder, capsys, monkeypatch):
     for text, option, value, codes in (
         ('{"rating": 4, "text": ""}', "--json-whitespace", "compact", (0, 1)),
         ('{"text":"","rating":4}', "--order", "any", (1, 0)),
     ):
-        (place / "it.json").write_text(text)
-        found = [status("schema.json", *more, "--check", "it.json") for more in ((), (option, value))]
+        (folder / "instance.json").write_text(text)
+        found = [status("schema.json", *more, "--check", "instance.json") for more in ((), (option, value))]
         assert tuple(found) == codes
     assert "--order any" in capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"rating":1,"text":""}')))
@@ -96,13 +96,13 @@ def test_white_space_and_order_are_options(place, capsys, monkeypatch):
     assert capsys.readouterr().out == "-: fits\n"
 
 
-def test_grammar_files_are_checked(place, capsys):
-    (place / "list.gbnf").write_text('root ::= item+\nitem ::= "- " [^\\n]+ "\\n"\n')
+def test_grammar_files_are_checked(folder, capsys):
+    (folder / "list.gbnf").write_text('root ::= item+\nitem ::= "- " [^\\n]+ "\\n"\n')
     assert status("list.gbnf") == 0
     assert capsys.readouterr().out == "list.gbnf: a grammar of 2 rules\n"
-    (place / "list.txt").write_text("- a\n- b\n")
+    (folder / "list.txt").write_text("- a\n- b\n")
     assert status("list.gbnf", "--check", "list.txt") == 0
-    (place / "list.txt").write_text("- a\n-b\n")
+    (folder / "list.txt").write_text("- a\n-b\n")
     assert status("list.gbnf", "--check", "list.txt") == 1
 
 
@@ -115,14 +115,14 @@ def test_grammar_files_are_checked(place, capsys):
         ("odd.json", '{"pattern": "(a)\\\\1"}', "odd.json: /: 'pattern'"),
     ],
 )
-def test_wrong_files_are_named(place, name, text, message):
-    (place / name).write_text(text)
+def test_wrong_files_are_named(folder, name, text, message):
+    (folder / name).write_text(text)
     with pytest.raises(StartupError) as caught:
         grammar([name])
     assert str(caught.value).startswith(message)
 
 
-def test_wrong_use(place):
+def test_wrong_use(folder):
     for arguments in (
         ["schema.json", "--order", "backwards"],
         [],

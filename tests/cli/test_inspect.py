@@ -1,4 +1,4 @@
-"""`openai-cpu-server inspect` on real files, and what it says against what llama.cpp says."""
+"""`openai-cpu-server inspect` on real files, and its figures compared with those of llama.cpp."""
 
 from __future__ import annotations
 
@@ -46,29 +46,24 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.fixture
-def shown(run: Run) -> Callable[..., str]:
+def text_of(run: Run) -> Callable[..., str]:
     return lambda *arguments: run(*arguments).good.stdout
 
 
 @pytest.fixture
 def facts(run: Run) -> Callable[..., Any]:
-    """What `--json` says."""
+    """The report of `--json`."""
     return lambda *arguments: json.loads(run(*arguments, "--json").good.stdout)
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Path:
-    return tiny_model_path()
-
-
-Shown, Facts = Callable[..., str], Callable[..., Any]
+TextOf, Facts = Callable[..., str], Callable[..., Any]
 
 
 # -- the file ------------------------------------------------------------------------------------------
 
 
-def test_the_demo_model(shown: Shown) -> None:
-    lines = shown("demo").splitlines()
+def test_the_demo_model(text_of: TextOf) -> None:
+    lines = text_of("demo").splitlines()
     for line in (
         "architecture   llama, 8 layers, width 256, 4 heads, 2 for keys and values",
         "parameters     6.95 M",
@@ -93,42 +88,42 @@ def test_the_demo_model(shown: Shown) -> None:
     assert not any("\x1b" in line or line != line.rstrip() for line in lines)
 
 
-def test_what_it_sees_and_hears_with(
-    tiny: Path, tmp_path: Path, shown: Shown, facts: Facts, run: Run
+def test_projectors_for_pictures_and_sound(
+    tiny: Path, tmp_path: Path, text_of: TextOf, facts: Facts, run: Run
 ) -> None:
-    model, eyes = tmp_path / "model.gguf", tmp_path / "mmproj-f16.gguf"
+    model, projector = tmp_path / "model.gguf", tmp_path / "mmproj-f16.gguf"
     shutil.copyfile(tiny, model)
     assert facts(model)["sight"] is None
-    assert "sees pictures  no; that needs a projector, an mmproj file beside the model's" in shown(model)
-    shutil.copyfile(tiny_projector_path("gemma3", rows_width=256), eyes)
-    size = eyes.stat().st_size
-    said = {"kind": "gemma3", "image_size": 128, "patch_size": 16, "layers": 2}
-    assert facts(model)["sight"] == {"path": str(eyes), "file_bytes": size, **said}
-    assert f"sees pictures  yes, with {eyes}, " in shown(model)
-    assert "gemma3, 128 pixels at once, patches of 16, 2 layers" in shown(model)
-    assert "hears sound    no; that needs a projector" in shown(model)
+    assert "sees pictures  no; that needs a projector, an mmproj file beside the model's" in text_of(model)
+    shutil.copyfile(tiny_projector_path("gemma3", rows_width=256), projector)
+    size = projector.stat().st_size
+    sight = {"kind": "gemma3", "image_size": 128, "patch_size": 16, "layers": 2}
+    assert facts(model)["sight"] == {"path": str(projector), "file_bytes": size, **sight}
+    assert f"sees pictures  yes, with {projector}, " in text_of(model)
+    assert "gemma3, 128 pixels at once, patches of 16, 2 layers" in text_of(model)
+    assert "hears sound    no; that needs a projector" in text_of(model)
     assert facts(model, "--mmproj", "off")["sight"] is None
-    shutil.copyfile(tiny_projector_path("ultravox", rows_width=256), eyes)
-    said = {"kind": "ultravox", "sample_rate": 16_000, "bands": 128, "layers": 2, "why_not": None}
-    hears = facts(model)
-    assert hears["sight"] is None
-    assert hears["hearing"] == {"path": str(eyes), "file_bytes": eyes.stat().st_size, **said}
-    assert "ultravox, 16,000 samples a second, 128 bands, 2 layers" in shown(model)
-    hearing_head(eyes, "ultravox", width=768, stacked=8)
-    assert f"hears sound    no: any sound crashes llama.cpp with {eyes} (of rows 768 wide" in shown(
-        model, "--mmproj", eyes
+    shutil.copyfile(tiny_projector_path("ultravox", rows_width=256), projector)
+    hearing = {"kind": "ultravox", "sample_rate": 16_000, "bands": 128, "layers": 2, "why_not": None}
+    report = facts(model)
+    assert report["sight"] is None
+    assert report["hearing"] == {"path": str(projector), "file_bytes": projector.stat().st_size, **hearing}
+    assert "ultravox, 16,000 samples a second, 128 bands, 2 layers" in text_of(model)
+    hearing_head(projector, "ultravox", width=768, stacked=8)
+    assert f"hears sound    no: any sound crashes llama.cpp with {projector} (of rows 768 wide" in text_of(
+        model, "--mmproj", projector
     )
     assert run(model, "--mmproj", tmp_path / "absent.gguf").returncode == 2
 
 
-def test_it_says_the_same_as_the_engine(tiny: Path, facts: Facts) -> None:
+def test_the_report_equals_the_engines_figures(tiny: Path, facts: Facts) -> None:
     report = facts(tiny, "--kv-type", "q8_0", "--ctx-size", "2048")
     with loaded(tiny, kv_type="q8_0", kv_tokens=2048) as backend:
         info = backend.info
     model, memory = report["model"], report["memory"]
     (cost,) = [cost for cost in memory["kv_types"] if cost["type"] == memory["kv_type"]]
     weights = model["weights"]
-    for said, known in (
+    for reported, expected in (
         ((weights["parameters"], weights["active_parameters"]), (info.num_parameters, info.num_parameters)),
         ((model["file_bytes"], model["architecture"]), (info.file_bytes, info.architecture)),
         (
@@ -138,7 +133,7 @@ def test_it_says_the_same_as_the_engine(tiny: Path, facts: Facts) -> None:
         ((memory["pool_tokens"], memory["context"]), (info.kv_tokens, info.context_limit)),
         (cost["bytes_per_token"], info.kv_bytes_per_token),
     ):
-        assert said == known
+        assert reported == expected
 
 
 @pytest.mark.parametrize("quant", ["f32", "q4_k_m"])
@@ -175,7 +170,7 @@ YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_
 
 
 @pytest.mark.parametrize(
-    ("model", "there", "absent"),
+    ("model", "present", "absent"),
     [
         ({TEMPLATE: CONTENT}, "25 characters, tool calls as generic (--template prints it)", "thoughts"),
         ({TEMPLATE: CONTENT}, "no tools, no calls or results, users and answers must take turns", "thoughts"),
@@ -192,29 +187,29 @@ YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_
     ],
 )
 def test_kinds_of_files(
-    tiny: Path, tmp_path: Path, shown: Shown, model: Any, there: str, absent: str
+    tiny: Path, tmp_path: Path, text_of: TextOf, model: Any, present: str, absent: str
 ) -> None:
     path = tmp_path / "m.gguf"
-    said = shown(rewritten(tiny, path, model) if isinstance(model, dict) else model(path))
-    assert there in said
-    assert absent not in said
+    text = text_of(rewritten(tiny, path, model) if isinstance(model, dict) else model(path))
+    assert present in text
+    assert absent not in text
 
 
-def test_templates_are_printed_whole_and_alone(tiny: Path, tmp_path: Path, shown: Shown, run: Run) -> None:
+def test_templates_are_printed_whole_and_alone(tiny: Path, tmp_path: Path, text_of: TextOf, run: Run) -> None:
     template = gguf.GGUFReader(tiny).fields[TEMPLATE].contents()
-    assert shown(tiny, "--template") == template + "\n"
+    assert text_of(tiny, "--template") == template + "\n"
     named = rewritten(tiny, tmp_path / "named.gguf", {f"{TEMPLATE}.tool_use": "{{ tools }}"})
-    assert shown(named, "--template", "tool_use") == "{{ tools }}\n"
+    assert text_of(named, "--template", "tool_use") == "{{ tools }}\n"
     assert run(named, "--template", "other").refusal.endswith("named.gguf has no chat template other")
     mute = tmp_path / "mute.gguf"
     mute.write_bytes(tiny.read_bytes().replace(TEMPLATE.encode(), b"tokenizer.chat_temptati"))
-    assert "chat template  none: chats need serve --chat-template FILE" in shown(mute)
+    assert "chat template  none: chats need serve --chat-template FILE" in text_of(mute)
     assert run(mute, "--template").refusal
 
 
-def test_parts(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts, run: Run) -> None:
+def test_parts(tiny: Path, tmp_path: Path, text_of: TextOf, facts: Facts, run: Run) -> None:
     first, second, third = split(tiny, tmp_path / "m.gguf", tensors_per_part=9)
-    assert f"file           {first} and 2 more, " in shown(first)
+    assert f"file           {first} and 2 more, " in text_of(first)
     assert facts(first)["model"]["weights"] == facts(tiny)["model"]["weights"]
     assert facts(second)["model"] == facts(first)["model"]
     third.unlink()
@@ -237,8 +232,8 @@ def test_wrong_use(run: Run, arguments: str, line: str) -> None:
     assert "not allowed with argument --json" in run("demo", "--json", "--template").stderr
 
 
-def test_what_is_asked_beside_the_file_counts(tiny: Path, shown: Shown, facts: Facts) -> None:
-    """A draft model, a pool that is too large, and a device, which this build of llama.cpp does not know."""
+def test_options_beside_the_file_count(tiny: Path, text_of: TextOf, facts: Facts) -> None:
+    """Inspect with a draft model, a pool that is too large, and a device that llama.cpp lacks here."""
     alone, both = facts(tiny)["memory"], facts(tiny, "--draft-model", tiny)["memory"]
     assert (alone["draft_model"], both["draft_model"]) == (None, str(tiny))
     costs = [[cost["bytes_per_token"] for cost in memory["kv_types"]] for memory in (alone, both)]
@@ -253,8 +248,8 @@ def test_what_is_asked_beside_the_file_counts(tiny: Path, shown: Shown, facts: F
             "\ndevice: llama.cpp finds no device beside the CPU",
         ),
     ):
-        assert line in shown(tiny, *arguments)
-    assert "\ndevice" not in shown(tiny)
+        assert line in text_of(tiny, *arguments)
+    assert "\ndevice" not in text_of(tiny)
     measured = facts(tiny, "--measure")["speed"]
     assert measured["is_default"]
     assert all(each["tokens_per_second"] > 0 for each in measured["decode"])
@@ -263,7 +258,7 @@ def test_what_is_asked_beside_the_file_counts(tiny: Path, shown: Shown, facts: F
 # -- the machine ---------------------------------------------------------------------------------------
 
 
-def test_what_fits_beside_the_weights(tiny: Path, tmp_path: Path) -> None:
+def test_tokens_that_fit_beside_the_weights(tiny: Path, tmp_path: Path) -> None:
     header = GgufHeader(tiny)
     facts, size = read_facts(header, model_tensors(header)), tiny.stat().st_size
     options = EngineOptions(model_path=str(tiny))
@@ -281,7 +276,7 @@ def test_what_fits_beside_the_weights(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("draft", [False, True])
 @pytest.mark.parametrize("free_bytes", [900_000, 3_000_000, 5_500_000, 12_000_000, 40_000_000])
 @pytest.mark.parametrize("kv_tokens", [None, 2048])
-def test_what_it_says_is_what_serve_takes(
+def test_serve_takes_the_reported_pool(
     tiny: Path, tmp_path: Path, free_bytes: int, kv_tokens: int | None, draft: bool
 ) -> None:
     header, weights = GgufHeader(tiny), (2 if draft else 1) * tiny.stat().st_size
@@ -292,11 +287,11 @@ def test_what_it_says_is_what_serve_takes(
     facts = read_facts(header, model_tensors(header))
     memory = read_memory(header, facts, options, machine, DraftSource(header) if draft else None)
     assert memory.left_bytes == free_bytes
-    assert (memory.pool_tokens, memory.problem) == taken(options, machine)
+    assert (memory.pool_tokens, memory.problem) == pool_of_engine(options, machine)
 
 
-def taken(options: EngineOptions, machine: Machine) -> tuple[int | None, str | None]:
-    """Cells of the pool, and why it does not start."""
+def pool_of_engine(options: EngineOptions, machine: Machine) -> tuple[int | None, str | None]:
+    """Return the cells of the pool, or the error of the start."""
     try:
         backend = LlamaBackend.load(options, lambda fraction: None, machine)
     except StartupError as error:
@@ -305,8 +300,8 @@ def taken(options: EngineOptions, machine: Machine) -> tuple[int | None, str | N
     return backend.info.kv_tokens, None
 
 
-def test_measured_steps_predict_the_speed(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts) -> None:
-    """10 ms a step and 1 ms a token, nothing for attention."""
+def test_measured_steps_predict_the_speed(tiny: Path, tmp_path: Path, text_of: TextOf, facts: Facts) -> None:
+    """Predict from a curve of 10 ms a step and 1 ms a token, without a cost of attention."""
     curve = CostCurve(step_ms=tuple((n, 10.0 + n) for n in (1, 16, 64, 256)), attended_ms=0.0)
     for kv_type in ("f16", "q8_0"):
         options = EngineOptions(model_path=str(tiny), kv_type=kv_type)
@@ -318,23 +313,23 @@ def test_measured_steps_predict_the_speed(tiny: Path, tmp_path: Path, shown: Sho
     assert {each["sequences"]: each["tokens_per_second"] for each in speed["decode"]} == pytest.approx(
         {n: 1000 * n / (10 + n) for n in (1, 2, 4, 8, 16, 32)}
     )
-    said = shown(tiny)
-    assert "speed, predicted from steps timed here (" in said
-    assert "writing, 16 at once  615.4  tokens/s in all" in said
+    text = text_of(tiny)
+    assert "speed, predicted from steps timed here (" in text
+    assert "writing, 16 at once  615.4  tokens/s in all" in text
     assert facts(tiny, "--kv-type", "q8_0")["speed"]["kv_type"] == "q8_0"
-    assert "serve would have other options" in shown(tiny, "--kv-type", "f32")
+    assert "serve would have other options" in text_of(tiny, "--kv-type", "f32")
     other = tmp_path / "other.gguf"
     other.write_bytes(tiny.read_bytes())
     os.utime(other, ns=(1, 1))
     assert facts(other)["speed"] is None
 
 
-def test_what_was_tuned_counts(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts) -> None:
+def test_a_tuned_profile_counts(tiny: Path, tmp_path: Path, text_of: TextOf, facts: Facts) -> None:
     profile = Profile(
         threads=1, threads_batch=1, repack=True, prefill_tokens=64, kv_type="bf16", flash_attention=False
     )
     save_profile(tiny, tmp_path / "cache", profile)
-    assert "tuned: threads 1, threads_batch 1, repack on, prefill_tokens 64, kv_type bf16" in shown(tiny)
+    assert "tuned: threads 1, threads_batch 1, repack on, prefill_tokens 64, kv_type bf16" in text_of(tiny)
     report = facts(tiny)
     assert report["profile"] == msgspec.structs.asdict(profile)
     assert report["memory"]["kv_type"] == "bf16"
@@ -350,7 +345,7 @@ def test_a_pipe_gets_plain_text_and_may_close(tiny: Path, tmp_path: Path) -> Non
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
     long = rewritten(tiny, tmp_path / "long.gguf", {"tokenizer.chat_template": "x" * 1_000_000})
-    # Unbuffered, Python takes a write that the pipe has cut short for a whole one.
+    # Unbuffered, Python treats a write that the pipe has cut short as complete.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(
         [sys.executable, "-m", "openai_cpu_server", "inspect", str(long), "--template"],
@@ -369,7 +364,7 @@ def test_a_pipe_gets_plain_text_and_may_close(tiny: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("on_the_device", "expected"), [(0, {"f16": 10, "q8_0": 20}), (60, {"f16": 25}), (100, {})]
 )
-def test_cells_on_a_device_take_none_of_the_machines_memory(
+def test_cells_on_a_device_take_no_memory_of_the_machine(
     on_the_device: int, expected: dict[str, int]
 ) -> None:
     device_memory = DeviceMemory(cell=on_the_device)

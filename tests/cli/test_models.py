@@ -1,4 +1,4 @@
-"""`openai-cpu-server models`: what has a name, what is here, and what fits."""
+"""`openai-cpu-server models`: names, models on this machine, and models that fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DOWNLOADED = ("qwen3.5-0.8b", "gpt-oss-20b", "qwen3-reranker-0.6b", "smollm3-3b"
 class Models(Home):
     @functools.cached_property
     def listed(self) -> dict[str, dict[str, Any]]:
-        return {each["name"]: each for each in json.loads(self.told("models", "--json"))}
+        return {each["name"]: each for each in json.loads(self.output("models", "--json"))}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     with running(repos) as hub:
         home = Models(folder / "hf", hub)
         files = [f"hf:acme/some/{name}.gguf" for name in ("plain", "ranks", "lora")]
-        home.told("pull", "--json", *DOWNLOADED, *files)
+        home.output("pull", "--json", *DOWNLOADED, *files)
         hub.requests.clear()
         yield home
 
@@ -59,7 +59,7 @@ def _file(alias: str) -> str:
     return parse_hub_name(KNOWN_MODELS[alias].source or "").file or "gpt-oss-20b-MXFP4.gguf"
 
 
-def test_all_names_are_there_and_downloads_have_the_figures_of_their_files(home: Models) -> None:
+def test_all_names_are_listed_and_downloads_have_the_figures_of_their_files(home: Models) -> None:
     tiny, listed = tiny_model_path("q4_k_m"), home.listed
     assert set(KNOWN_MODELS) <= set(listed)
     assert home.hub.requests == []
@@ -70,25 +70,25 @@ def test_all_names_are_there_and_downloads_have_the_figures_of_their_files(home:
         assert listed[name]["kv_bytes_per_token"] == bytes_per_cell(GgufHeader(tiny), KVType.F16)
         assert (listed[name]["fits"], listed[name]["pool_tokens"]) == (True, 16_384)
     assert listed["hf:acme/some/ranks.gguf"]["kind"] == "reranks"
-    assert listed["smollm3-3b"]["size_bytes"] == 1_920_000_000  # what is here is no model
+    assert listed["smollm3-3b"]["size_bytes"] == 1_920_000_000  # the file on this machine is not a model
     assert listed["qwen3.5-4b"]["here"] is None
 
 
-def test_figures_of_the_packaged_are_their_files(
+def test_figures_of_packaged_models_come_from_their_files(
     home: Models, smollm2: Path, gemma3_270m: Path, minilm: Path
 ) -> None:
     listed = home.listed
     assert (listed["smollm2"]["here"], listed["smollm2"]["size_bytes"]) == ("package", smollm2.stat().st_size)
     assert (listed["minilm"]["here"], listed["minilm"]["kind"]) == ("package", "embeds")
     for alias, path in (("smollm2", smollm2), ("gemma3-270m", gemma3_270m)):
-        known = KNOWN_MODELS[alias]
-        assert bytes_per_cell(GgufHeader(path), KVType.F16) == known.cell_bytes
-        assert path.stat().st_size == pytest.approx(known.gigabytes * 1e9, rel=0.1)  # another quantisation
+        model = KNOWN_MODELS[alias]
+        assert bytes_per_cell(GgufHeader(path), KVType.F16) == model.cell_bytes
+        assert path.stat().st_size == pytest.approx(model.gigabytes * 1e9, rel=0.1)  # another quantisation
     assert set(PACKAGED) <= set(KNOWN_MODELS)
 
 
 def test_as_text(home: Models) -> None:
-    head, *lines = home.told("models").splitlines()
+    head, *lines = home.output("models").splitlines()
     assert " ".join(head.split()) == "--model size fits KV tokens here kind tool calls thoughts"
     (line,) = [line for line in lines if line.startswith("qwen3.5-0.8b")]
     figures = "qwen3.5-0.8b 1.10 MB yes 16,384 downloaded generates qwen3-coder think"
@@ -96,29 +96,29 @@ def test_as_text(home: Models) -> None:
 
 
 @pytest.mark.parametrize("free", [0, 10**9, 6 * 10**9, 10**12])
-def test_what_fits_is_what_a_server_would_have_room_for(free: int) -> None:
+def test_a_model_fits_if_a_server_would_have_room(free: int) -> None:
     for model in listed_models(free):
-        taken = model.size_bytes + default_states_bytes(model.state_bytes, max(0, free - model.size_bytes))
-        if taken >= free:
+        used = model.size_bytes + default_states_bytes(model.state_bytes, max(0, free - model.size_bytes))
+        if used >= free:
             assert not model.fits
         elif model.kv_bytes_per_token is not None and model.fits:
-            assert model.pool_tokens == pool_cells(None, model.kv_bytes_per_token, free - taken)
+            assert model.pool_tokens == pool_cells(None, model.kv_bytes_per_token, free - used)
     assert any(model.fits for model in listed_models(free)) is (free > 0)
 
 
 def test_weights_alone_are_not_enough() -> None:
-    """256 tokens of gemma-4-12b take 172 MB, and may take half of what is free."""
+    """Require room for 256 tokens of gemma-4-12b, which take 172 MB and may take half of the free memory."""
     size, cells = round(KNOWN_MODELS["gemma-4-12b"].gigabytes * 1e9), 256 * 671_744
     for free, fits in ((size + 2 * cells - 2, False), (size + 2 * cells, True)):
         (model,) = [model for model in listed_models(free) if model.name == "gemma-4-12b"]
         assert model.fits is fits
 
 
-def test_formats_are_those_that_the_server_knows() -> None:
-    for alias, known in KNOWN_MODELS.items():
-        assert known.tools is None or known.tools in TOOL_FORMATS, alias
-        assert known.thoughts is None or known.thoughts in REASONING_FORMATS, alias
-        assert known.kind is ModelKind.GENERATES or (known.tools, known.cell_bytes) == (None, None), alias
+def test_formats_are_among_the_servers_formats() -> None:
+    for alias, model in KNOWN_MODELS.items():
+        assert model.tools is None or model.tools in TOOL_FORMATS, alias
+        assert model.thoughts is None or model.thoughts in REASONING_FORMATS, alias
+        assert model.kind is ModelKind.GENERATES or (model.tools, model.cell_bytes) == (None, None), alias
 
 
 TEMPLATES = {
@@ -135,11 +135,11 @@ TEMPLATES = {
     "qwen3.5-4b": "Qwen3.5-4B",
     "smollm3-3b": "HuggingFaceTB-SmolLM3-3B",
 }
-"""Of the same family, where the model's own is not among them."""
+"""Template of each model, or of its family where that of the model is missing."""
 
 
 @pytest.mark.parametrize("alias", TEMPLATES)
-def test_formats_are_what_the_family_s_template_teaches(alias: str) -> None:
+def test_formats_are_those_of_the_familys_template(alias: str) -> None:
     file = Path(__file__).parents[1] / "prompt" / "templates" / f"{TEMPLATES[alias]}.jinja"
     template = ChatTemplate(file.read_text(), bos_text="", eos_text="")
     thoughts = reasoning_format_for(template)

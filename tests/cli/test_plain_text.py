@@ -1,4 +1,4 @@
-"""Numbers and tables for people."""
+"""Numbers and tables for readers of a terminal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ def test_numbers_have_three_digits() -> None:
     assert [count_text(n) for n in (7, 6_951_168, 7.24e9)] == ["7", "6.95 M", "7.24 B"]
 
 
-def test_columns_have_no_trailing_blanks_and_nothing_invisible_reaches_a_terminal() -> None:
+def test_columns_have_no_trailing_blanks_and_control_characters_are_escaped() -> None:
     assert columns([("a", "1", ""), ("long", "22", "x")], right=(1,)) == "a      1\nlong  22  x"
     assert printable("ü\x1b[2J\n\u202e") == r"ü\x1b[2J\n\u202e"

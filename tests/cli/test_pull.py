@@ -1,4 +1,4 @@
-"""`pull`, `list` and `rm` as somebody types them, against a hub on loopback."""
+"""`pull`, `list` and `rm` as a user types them, against a hub on loopback."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _MB = 10**6
 
 
 class Home:
-    """Somebody's cache of the hub, and the commands that work on it."""
+    """A user's cache of the hub, and the commands that work on it."""
 
     def __init__(self, folder: Path, hub: Hub) -> None:
         self.hub, self.cache, self.env = hub, folder / "hub", hub.environment(folder)
 
-    def told(self, *arguments: str, code: int = 0) -> str:
-        """What it says for people, on standard error, or what it prints."""
+    def output(self, *arguments: str, code: int = 0) -> str:
+        """Run a command and return its standard output, or its messages if that is empty."""
         done = warm.run(*arguments, env=self.env)
         assert done.returncode == code, done.stderr
         return done.stdout or done.stderr
 
     def here(self) -> set[str]:
-        return {each["name"] for each in json.loads(self.told("list", "--json"))} - set(PACKAGED)
+        return {each["name"] for each in json.loads(self.output("list", "--json"))} - set(PACKAGED)
 
     def partial(self, repo: str) -> Path:
         (found,) = (self.cache / f"models--{repo.replace('/', '--')}" / "blobs").glob("*.partial")
@@ -48,13 +48,13 @@ class Home:
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
-    known = parse_hub_name(KNOWN_MODELS[ALIAS].source or "")
+    model = parse_hub_name(KNOWN_MODELS[ALIAS].source or "")
     tiny = tiny_model_path().read_bytes()
-    eyes = tiny_projector_path("gemma3", rows_width=256).read_bytes()
+    projector = tiny_projector_path("gemma3", rows_width=256).read_bytes()
     repos = {
-        known.repo: Repo({known.file or "": tiny}),
+        model.repo: Repo({model.file or "": tiny}),
         "acme/large": Repo({"model.gguf": LARGE}),
-        "acme/eyes": Repo({"m-Q4_0.gguf": tiny, "m-Q8_0.gguf": tiny + b"\0", "mmproj-F16.gguf": eyes}),
+        "acme/sees": Repo({"m-Q4_0.gguf": tiny, "m-Q8_0.gguf": tiny + b"\0", "mmproj-F16.gguf": projector}),
         "acme/wrong": Repo({"model.gguf": tiny}, etag=hashlib.sha256(b"another").hexdigest()),
         "acme/huge": Repo({"model.gguf": b"small in truth"}, claimed_size=10**18),
         "acme/gated": Repo({"model.gguf": b"gated"}, gated=True),
@@ -70,7 +70,7 @@ def home(hub: Hub, tmp_path: Path) -> Home:
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "expected"),
     [
         ("qwen3.5:0.8b", ALIAS),
         ("qwen3.5-0.8b:latest", ALIAS),
@@ -81,54 +81,54 @@ def home(hub: Hub, tmp_path: Path) -> Home:
         ("dir/file.gguf", "dir/file.gguf"),
     ],
 )
-def test_tags_of_ollama_name_the_same_models(name: str, meant: str) -> None:
-    assert without_tag(name) == meant
+def test_tags_of_ollama_name_the_same_models(name: str, expected: str) -> None:
+    assert without_tag(name) == expected
 
 
-def test_comes_is_listed_and_goes(home: Home, hub: Hub) -> None:
-    said = home.told("pull", "qwen3.5:0.8b")
+def test_a_model_is_pulled_listed_and_removed(home: Home, hub: Hub) -> None:
+    output = home.output("pull", "qwen3.5:0.8b")
     source = KNOWN_MODELS[ALIAS].source or ""
     file = source.rpartition("/")[2]
-    assert said.startswith(f"pulling {source}: ")
-    assert "it fits into memory: " in said
-    assert f"{file}: 100 % of" in said
-    assert f"{source} is on this machine: {home.cache}" in said
+    assert output.startswith(f"pulling {source}: ")
+    assert "it fits into memory: " in output
+    assert f"{file}: 100 % of" in output
+    assert f"{source} is on this machine: {home.cache}" in output
     assert home.here() == {ALIAS}
     hub.requests.clear()
-    home.told("pull", ALIAS)
+    home.output("pull", ALIAS)
     assert hub.downloads() == []
-    assert home.told("rm", ALIAS).startswith(f"removed {source}: ")
+    assert home.output("rm", ALIAS).startswith(f"removed {source}: ")
     assert home.here() == set()
     assert list(home.cache.glob("models--*")) == []
-    assert home.told("rm", ALIAS, code=2) == (
+    assert home.output("rm", ALIAS, code=2) == (
         f"openai-cpu-server: {source} is not in the cache ({home.cache})\n"
     )
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
-def test_after_an_interruption_it_goes_on(home: Home, hub: Hub, number: int) -> None:
+def test_an_interrupted_pull_is_resumed(home: Home, hub: Hub, number: int) -> None:
     hub.stalled.clear()
     hub.released.clear()
     hub.stall_after = 22 * _MB
     process = warm.start("pull", "hf:acme/large", env=home.env)
     assert hub.stalled.wait(timeout=DEADLINE_S)
     process.send_signal(number)
-    said = process.end()
+    output = process.end()
     hub.released.set()
     if number == signal.SIGINT:
-        assert said.endswith(
+        assert output.endswith(
             "interrupted while fetching model.gguf of acme/large: the next attempt resumes it\n"
         )
-    here = home.partial("acme/large").stat().st_size
-    assert here == LARGE.startswith(home.partial("acme/large").read_bytes()) * here
-    assert here > 10 * _MB
-    lines = [json.loads(line) for line in home.told("pull", "--json", "hf:acme/large").splitlines()]
+    size = home.partial("acme/large").stat().st_size
+    assert size == LARGE.startswith(home.partial("acme/large").read_bytes()) * size
+    assert size > 10 * _MB
+    lines = [json.loads(line) for line in home.output("pull", "--json", "hf:acme/large").splitlines()]
     first = next(line for line in lines if line["status"] == "pulling")
     digest = f"sha256:{hashlib.sha256(LARGE).hexdigest()}"
-    known = {"status": "pulling", "file": "model.gguf", "digest": digest, "total": len(LARGE)}
-    assert first == {**known, "completed": here}
+    expected = {"status": "pulling", "file": "model.gguf", "digest": digest, "total": len(LARGE)}
+    assert first == {**expected, "completed": size}
     assert Path(lines[-1]["path"]).read_bytes() == LARGE
-    assert hub.sent == len(LARGE) - here
+    assert hub.sent == len(LARGE) - size
 
 
 @pytest.mark.parametrize(
@@ -143,23 +143,23 @@ def test_after_an_interruption_it_goes_on(home: Home, hub: Hub, number: int) -> 
         ("quen3.5:4b", "unknown model 'quen3.5:4b' (did you mean qwen3.5-4b"),
     ],
 )
-def test_what_cannot_come_is_said_in_one_line(home: Home, name: str, line: str) -> None:
-    lines = home.told("pull", "--json", *name.split(), code=2).splitlines()
+def test_a_refused_pull_reports_one_line(home: Home, name: str, line: str) -> None:
+    lines = home.output("pull", "--json", *name.split(), code=2).splitlines()
     assert line in json.loads(lines[-1])["error"]
     assert home.here() == set()
     assert list(home.cache.glob("models--*/blobs/*")) == []
 
 
-def test_what_sees_comes_along_and_stays_as_long_as_another_needs_it(home: Home) -> None:
-    said = home.told("pull", "hf:acme/eyes:Q4_0", "hf:acme/eyes:Q8_0")
-    assert "with its projector mmproj-F16.gguf" in said
-    folder = home.cache / "models--acme--eyes"
-    home.told("rm", "hf:acme/eyes:Q4_0")
+def test_a_projector_is_pulled_and_stays_while_another_model_needs_it(home: Home) -> None:
+    output = home.output("pull", "hf:acme/sees:Q4_0", "hf:acme/sees:Q8_0")
+    assert "with its projector mmproj-F16.gguf" in output
+    folder = home.cache / "models--acme--sees"
+    home.output("rm", "hf:acme/sees:Q4_0")
     assert {path.name for path in folder.glob("snapshots/*/*")} == {"m-Q8_0.gguf", "mmproj-F16.gguf"}
     assert len(list((folder / "blobs").iterdir())) == 2
     (model,) = folder.glob("snapshots/*/m-Q8_0.gguf")
     with ServerProcess("--model", str(model), "--mmproj", "off"):
-        said = home.told("rm", "hf:acme/eyes:Q8_0", code=2)
-    assert said == "openai-cpu-server: a running server uses m-Q8_0.gguf\n"
-    home.told("rm", "hf:acme/eyes:Q8_0")
+        output = home.output("rm", "hf:acme/sees:Q8_0", code=2)
+    assert output == "openai-cpu-server: a running server uses m-Q8_0.gguf\n"
+    home.output("rm", "hf:acme/sees:Q8_0")
     assert not folder.exists()

@@ -42,22 +42,17 @@ from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-ITSELF = (sys.executable, "-m", "openai_cpu_server")
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Path:
-    return tiny_model_path()
+COMMAND = (sys.executable, "-m", "openai_cpu_server")
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command in this process; its worker is one of its own."""
+    """The command in this process; its worker is a child process."""
     return runner("quantize", capsys, monkeypatch)
 
 
 @pytest.fixture
-def made(run: Run) -> Run:
+def quantize(run: Run) -> Run:
     return lambda *arguments: run(*arguments).good
 
 
@@ -70,17 +65,17 @@ def values(path: Path, name: str) -> np.ndarray:
     return gguf.dequantize(tensor.data, tensor.tensor_type)
 
 
-def left(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# -- what comes out ------------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------------
 
 
-def test_q4_k_m_is_what_everybody_calls_so(tiny: Path, tmp_path: Path, made: Run) -> None:
+def test_q4_k_m_is_the_usual_mixture(tiny: Path, tmp_path: Path, quantize: Run) -> None:
     out = tmp_path / "out.gguf"
-    done = made(tiny, out, "--type", "q4_k_m")
-    assert left(tmp_path) == ["out.gguf"]
+    done = quantize(tiny, out, "--type", "q4_k_m")
+    assert file_names(tmp_path) == ["out.gguf"]
     assert {**types(out), "token_embd.weight": ""} == {
         **types(tiny_model_path("q4_k_m")),
         "token_embd.weight": "",
@@ -88,12 +83,12 @@ def test_q4_k_m_is_what_everybody_calls_so(tiny: Path, tmp_path: Path, made: Run
     assert file_type_name(GgufHeader(out).get_int("general.file_type") or 0) == "q4_k_m"
     with Model.open(GgufHeader(out), repack=False, on_progress=lambda fraction: None) as model:
         assert model.description == "llama 1.71M q4_k_m"
-        called = ctypes.create_string_buffer(256)
-        llama_cpp.llama_model_desc(model.handle, called, len(called))
-        assert called.value.endswith(b"Q4_K - Medium")
+        description = ctypes.create_string_buffer(256)
+        llama_cpp.llama_model_desc(model.handle, description, len(description))
+        assert description.value.endswith(b"Q4_K - Medium")
     original = values(tiny, "blk.0.ffn_up.weight")
-    off = values(out, "blk.0.ffn_up.weight") - original
-    assert 0 < np.abs(off).mean() < 0.1 * np.abs(original).mean()
+    error = values(out, "blk.0.ffn_up.weight") - original
+    assert 0 < np.abs(error).mean() < 0.1 * np.abs(original).mean()
     assert re.sub(r"\d+\.\d s", "N s", done.stdout) == snapshot("""\
 out.gguf: made in N s
                   before    after
@@ -105,13 +100,13 @@ tensors in q4_K        -       13
 """)
 
 
-def test_what_quantised_models_are_to_be_again_must_be_said(tmp_path: Path, run: Run, made: Run) -> None:
+def test_quantised_models_need_allow_requantize(tmp_path: Path, run: Run, quantize: Run) -> None:
     out = tmp_path / "demo.gguf"
-    said = run("demo", out, "--type", "q4_k_m").refusal
-    assert "is quantised already (q8_0)" in said
-    assert "--allow-requantize" in said
-    assert left(tmp_path) == []
-    done = made("demo", out, "--type", "Q4_K", "--allow-requantize")
+    message = run("demo", out, "--type", "q4_k_m").refusal
+    assert "is quantised already (q8_0)" in message
+    assert "--allow-requantize" in message
+    assert file_names(tmp_path) == []
+    done = quantize("demo", out, "--type", "Q4_K", "--allow-requantize")
     assert Counter(types(out).values()) == {"q4_K": 44, "f32": 17, "q6_K": 5, "q5_0": 4, "q8_0": 4}
     assert done.stdout.splitlines()[-3:] == [
         "8 of 74 tensors could not have their intended type:",
@@ -120,32 +115,32 @@ def test_what_quantised_models_are_to_be_again_must_be_said(tmp_path: Path, run:
     ]
 
 
-def test_rows_that_no_block_divides_are_f16(tiny: Path, tmp_path: Path, made: Run) -> None:
+def test_rows_that_blocks_do_not_divide_are_f16(tiny: Path, tmp_path: Path, quantize: Run) -> None:
     source, out = tiny_model_path(shape="tiny-mamba"), tmp_path / "out.gguf"
-    done = made(source, out, "--type", "q4_0")
+    done = quantize(source, out, "--type", "q4_0")
     assert types(out)["blk.0.ssm_dt.weight"] == "f16"
     assert "  4 with rows of 4 values, not a multiple of 32 as for q4_0: f16" in done.stdout
     with Model.open(GgufHeader(out), repack=False, on_progress=lambda fraction: None) as model:
         assert model.is_recurrent
 
 
-def test_options_for_single_tensors(tiny: Path, tmp_path: Path, made: Run) -> None:
+def test_options_for_single_tensors(tiny: Path, tmp_path: Path, quantize: Run) -> None:
     pure, mixed = tmp_path / "pure.gguf", tmp_path / "mixed.gguf"
-    made(tiny, pure, "--type", "q4_k_m", "--pure", "--leave-output-tensor")
+    quantize(tiny, pure, "--type", "q4_k_m", "--pure", "--leave-output-tensor")
     assert Counter(types(pure).values()) == {"q4_K": 15, "f32": 6}
     assert types(pure)["output.weight"] == "f32"
     chosen = ("--output-tensor-type", "bf16", "--token-embedding-type", "Q8_0")
-    made(tiny, mixed, "--type", "q4_k_m", *chosen, "--tensor-type", r"blk\.0\..*=q5_1")
+    quantize(tiny, mixed, "--type", "q4_k_m", *chosen, "--tensor-type", r"blk\.0\..*=q5_1")
     found = types(mixed)
     assert (found["output.weight"], found["token_embd.weight"]) == ("bf16", "q8_0")
     assert {kind for name, kind in found.items() if "blk.0." in name} == {"q5_1", "f32"}
     assert "q5_1" not in {kind for name, kind in found.items() if "blk.1." in name}
 
 
-def test_heads_stay_in_8_bits(tmp_path: Path, made: Run) -> None:
+def test_heads_stay_in_8_bits(tmp_path: Path, quantize: Run) -> None:
     heads, pure = tmp_path / "heads.gguf", tmp_path / "pure.gguf"
     source = tiny_model_path(shape="tiny-qwen35-head")
-    made(source, heads, "--type", "q4_0", "--tensor-type", r"blk\.4\.ffn_up=q5_1")
+    quantize(source, heads, "--type", "q4_0", "--tensor-type", r"blk\.4\.ffn_up=q5_1")
     found = {name.removeprefix("blk.4."): kind for name, kind in types(heads).items() if "blk.4." in name}
     assert (found["nextn.eh_proj.weight"], found["attn_q.weight"], found["ffn_up.weight"]) == (
         "q8_0",
@@ -154,43 +149,43 @@ def test_heads_stay_in_8_bits(tmp_path: Path, made: Run) -> None:
     )
     assert set(found.values()) == {"q8_0", "q5_1", "f32"}
     assert types(heads)["blk.3.ffn_up.weight"] == "q4_0"
-    made(source, pure, "--type", "q4_0", "--pure")
+    quantize(source, pure, "--type", "q4_0", "--pure")
     assert types(pure)["blk.4.nextn.eh_proj.weight"] == "q4_0"
 
 
-def test_a_dry_run_writes_nothing_and_foresees_the_size(tiny: Path, tmp_path: Path, made: Run) -> None:
+def test_a_dry_run_writes_nothing_and_predicts_the_size(tiny: Path, tmp_path: Path, quantize: Run) -> None:
     out = tmp_path / "out.gguf"
-    prediction = made(tiny, out, "--type", "q6_k", "--dry-run").stdout
-    assert left(tmp_path) == []
-    happened = made(tiny, out, "--type", "q6_k").stdout
-    assert prediction.splitlines() == ["out.gguf: would be made", *happened.splitlines()[1:]]
+    prediction = quantize(tiny, out, "--type", "q6_k", "--dry-run").stdout
+    assert file_names(tmp_path) == []
+    report = quantize(tiny, out, "--type", "q6_k").stdout
+    assert prediction.splitlines() == ["out.gguf: would be made", *report.splitlines()[1:]]
 
 
-def test_parts_stay_parts_or_become_one(tiny: Path, tmp_path: Path, run: Run, made: Run) -> None:
+def test_parts_stay_parts_or_become_one(tiny: Path, tmp_path: Path, run: Run, quantize: Run) -> None:
     first, *_ = split(tiny, tmp_path / "m.gguf", tensors_per_part=9)
     folder = tmp_path / "out"
     folder.mkdir()
-    made(first, folder / "small.gguf", "--type", "q8_0", "--keep-split")
-    assert left(folder) == [f"small-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
-    made(folder / "small-00001-of-00003.gguf", folder / "one.gguf", "--type", "copy")
-    made(tiny, folder / "direct.gguf", "--type", "q8_0", "--keep-split")  # of one file that is one
+    quantize(first, folder / "small.gguf", "--type", "q8_0", "--keep-split")
+    assert file_names(folder) == [f"small-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    quantize(folder / "small-00001-of-00003.gguf", folder / "one.gguf", "--type", "copy")
+    quantize(tiny, folder / "direct.gguf", "--type", "q8_0", "--keep-split")  # a single file stays single
     assert types(folder / "one.gguf") == types(folder / "direct.gguf")
     again = run(first, folder / "small.gguf", "--type", "q8_0", "--keep-split").refusal
     assert "small-00001-of-00003.gguf exists already" in again
 
 
 @pytest.mark.parametrize("kind", FILE_TYPES.values(), ids=FILE_TYPES)
-def test_every_type_of_the_list_can_be_made(tiny: Path, kind: FileType) -> None:
+def test_every_type_of_the_list_is_possible(tiny: Path, kind: FileType) -> None:
     options = QuantizeOptions(file_type=kind.number, threads=1, is_copy=is_copy(kind), buffer_bytes=2**26)
     planned = plan(tiny, options)
     assert planned.needs_importance == kind.needs_importance
     targets = {tensor.target for tensor in planned.tensors}
-    base = "q8_0" if kind.name == "mxfp4_moe" else kind.base  # there are no experts
+    base = "q8_0" if kind.name == "mxfp4_moe" else kind.base  # the tiny model has no experts
     assert {base or "f32", "f32"} <= targets
 
 
-def test_types_are_listed_and_named(made: Run) -> None:
-    lines = made("--type", "list").stdout.splitlines()
+def test_types_are_listed_and_named(quantize: Run) -> None:
+    lines = quantize("--type", "list").stdout.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(FILE_TYPES)
     (line,) = [line for line in lines if line.startswith("q4_k_m")]
     assert line.split(maxsplit=2)[1:] == ["4.50", "some tensors in more bits; the usual choice"]
@@ -204,7 +199,7 @@ def test_types_are_listed_and_named(made: Run) -> None:
 
 
 def importance(tiny: Path, path: Path, *, legacy: bool) -> Path:
-    """Says that all columns matter the same, after 10 calls."""
+    """Write a matrix in which all columns have the same weight, after 10 calls."""
     columns = {
         tensor.name: np.full(tensor.shape[0], 20.0, np.float32)
         for tensor in model_tensors(GgufHeader(tiny))
@@ -230,15 +225,15 @@ def importance_file(path: Path, columns: dict[str, np.ndarray], num_experts: int
     return written(writer, path)
 
 
-# the tables that llama.cpp makes for iq2_xxs take a second and more
+# llama.cpp computes tables for iq2_xxs, which takes more than a second
 @pytest.mark.parametrize("kind", ["q2_k_s", pytest.param("iq2_xxs", marks=pytest.mark.slow)])
 def test_an_importance_matrix_makes_the_smallest_types(
-    tiny: Path, tmp_path: Path, made: Run, kind: str
+    tiny: Path, tmp_path: Path, quantize: Run, kind: str
 ) -> None:
-    most = r"blk\.(0\..*|1\.(attn_[qvo]|ffn).*)=f32"  # a search for each block of weights takes its time
+    most = r"blk\.(0\..*|1\.(attn_[qvo]|ffn).*)=f32"  # because the search for each block is slow
     for form in ("legacy", "gguf"):
         matrix = importance(tiny, tmp_path / f"{form}.imatrix", legacy=form == "legacy")
-        made(tiny, tmp_path / f"{form}.gguf", "--type", kind, "--imatrix", matrix, "--tensor-type", most)
+        quantize(tiny, tmp_path / f"{form}.gguf", "--type", kind, "--imatrix", matrix, "--tensor-type", most)
         header = GgufHeader(tmp_path / f"{form}.gguf")
         assert header.get_str("quantize.imatrix.file") == f"{form}.imatrix"
         assert header.get_int("quantize.imatrix.entries_count") == 14
@@ -264,7 +259,7 @@ def test_wrong_importance_matrices(tiny: Path, tmp_path: Path, run: Run) -> None
         assert line in run(tiny, tmp_path / "out.gguf", *options).refusal
 
 
-# -- what is refused -----------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -315,26 +310,26 @@ def test_wrong_use_is_one_line(
     mixed: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, line: str, run: Run
 ) -> None:
     monkeypatch.chdir(mixed)
-    before = left(mixed)
-    said = run("--type", "q8_0", *arguments.split()).refusal
-    assert line in said
-    assert said.startswith("openai-cpu-server: ")
-    assert left(mixed) == before
+    before = file_names(mixed)
+    message = run("--type", "q8_0", *arguments.split()).refusal
+    assert line in message
+    assert message.startswith("openai-cpu-server: ")
+    assert file_names(mixed) == before
     assert Path("old.gguf").read_bytes() == b"old"
 
 
-def test_force_replaces_and_follows_links(tiny: Path, tmp_path: Path, made: Run) -> None:
+def test_force_replaces_and_follows_links(tiny: Path, tmp_path: Path, quantize: Run) -> None:
     (tmp_path / "old.gguf").write_bytes(b"old")
     (tmp_path / "link.gguf").symlink_to("old.gguf")
-    made(tiny, tmp_path / "link.gguf", "--type", "q8_0", "--force")
+    quantize(tiny, tmp_path / "link.gguf", "--type", "q8_0", "--force")
     assert (tmp_path / "link.gguf").is_symlink()
     assert types(tmp_path / "old.gguf")["output.weight"] == "q8_0"
 
 
-# -- what goes wrong on the way ------------------------------------------------------------------------
+# -- failures during the work --------------------------------------------------------------------------
 
 
-def test_room_is_asked_for_before(tmp_path: Path) -> None:
+def test_disk_space_is_checked_before(tmp_path: Path) -> None:
     OutputFiles(tmp_path / "out.gguf").require_room(1)
     line = r"not enough disk space for .*: it needs 1000000 TB, and .* are free"
     with pytest.raises(StartupError, match=line):
@@ -344,7 +339,7 @@ def test_room_is_asked_for_before(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_line_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "out.gguf").write_bytes(b"old")
     done = subprocess.run(
-        [*ITSELF, "quantize", str(tiny), str(tmp_path / "out.gguf"), "--type", "q8_0", "--force"],
+        [*COMMAND, "quantize", str(tiny), str(tmp_path / "out.gguf"), "--type", "q8_0", "--force"],
         capture_output=True,
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000)),
@@ -354,11 +349,11 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tiny: Path, tmp_path: Path) 
         f"openai-cpu-server: cannot write {tmp_path / 'out.gguf'}: "
         "the disk is full, or a limit of file sizes is reached\n"
     )
-    assert left(tmp_path) == ["out.gguf"]
+    assert file_names(tmp_path) == ["out.gguf"]
     assert (tmp_path / "out.gguf").read_bytes() == b"old"
 
 
-def test_weights_that_are_no_numbers(tiny: Path, tmp_path: Path, run: Run) -> None:
+def test_weights_that_are_not_numbers(tiny: Path, tmp_path: Path, run: Run) -> None:
     data = bytearray(tiny.read_bytes())
     (tensor,) = [t for t in model_tensors(GgufHeader(tiny)) if t.name == "blk.1.ffn_up.weight"]
     data[tensor.start : tensor.start + 4] = struct.pack("<f", float("nan"))
@@ -366,29 +361,29 @@ def test_weights_that_are_no_numbers(tiny: Path, tmp_path: Path, run: Run) -> No
     done = run(tmp_path / "nan.gguf", tmp_path / "out.gguf", "--type", "q4_k_m")
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"[^\n]*cannot quantise[^\n]*(invalid|validation failed)[^\n]*\n", done.stderr)
-    assert left(tmp_path) == ["nan.gguf"]
+    assert file_names(tmp_path) == ["nan.gguf"]
 
 
-STOPPED = "openai-cpu-server: interrupted, nothing was written\n"
+INTERRUPTED = "openai-cpu-server: interrupted, nothing was written\n"
 
 
 @pytest.mark.parametrize(
     ("target", "number", "code", "line"),
     [
-        ("both", signal.SIGINT, 128 + signal.SIGINT, STOPPED),  # as Ctrl-C
-        ("command", signal.SIGTERM, 128 + signal.SIGTERM, STOPPED),
-        pytest.param("command", signal.SIGHUP, 128 + signal.SIGHUP, STOPPED, marks=pytest.mark.slow),
+        ("both", signal.SIGINT, 128 + signal.SIGINT, INTERRUPTED),  # as Ctrl-C
+        ("command", signal.SIGTERM, 128 + signal.SIGTERM, INTERRUPTED),
+        pytest.param("command", signal.SIGHUP, 128 + signal.SIGHUP, INTERRUPTED, marks=pytest.mark.slow),
         ("command", signal.SIGKILL, -signal.SIGKILL, ""),
         ("worker", signal.SIGKILL, 1, ": the process was killed; did memory run out?\n"),
         ("worker", signal.SIGSEGV, 1, ": llama.cpp crashed (SIGSEGV)\n"),
     ],
 )
-def test_a_run_that_ends_on_the_way_leaves_nothing_and_says_a_line(
+def test_a_run_that_ends_early_leaves_nothing_and_prints_one_line(
     smollm2: Path, tmp_path: Path, target: str, number: signal.Signals, code: int, line: str
 ) -> None:
-    """Of a run of a minute, which has begun to write. It leads a group, as a shell's job does."""
+    """End a run of a minute that has begun to write. It leads a process group, as a shell's job does."""
     options = ("--type", "iq3_s", "--threads", "1", "--allow-requantize")
-    command = [*ITSELF, "quantize", str(smollm2), str(tmp_path / "out.gguf"), *options]
+    command = [*COMMAND, "quantize", str(smollm2), str(tmp_path / "out.gguf"), *options]
     pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, start_new_session=True) as process:
         try:
@@ -396,21 +391,23 @@ def test_a_run_that_ends_on_the_way_leaves_nothing_and_says_a_line(
             (worker,) = psutil.Process(process.pid).children()
             kill, pid = (os.killpg if target == "both" else os.kill), process.pid
             kill(worker.pid if target == "worker" else pid, number)
-            _, said = process.communicate()
+            _, messages = process.communicate()
             psutil.wait_procs([worker], timeout=DEADLINE_S)
         finally:
             process.kill()
-    assert (process.returncode, said.count("\n")) == (code, line.count("\n"))
-    assert said.endswith(line)
-    assert left(tmp_path) == []
+    assert (process.returncode, messages.count("\n")) == (code, line.count("\n"))
+    assert messages.endswith(line)
+    assert file_names(tmp_path) == []
     assert not worker.is_running()
 
 
-def test_a_bar_on_a_terminal(tiny: Path, tmp_path: Path) -> None:
-    done = seen_on_a_terminal([*ITSELF, "quantize", str(tiny), str(tmp_path / "out.gguf"), "--type", "iq3_s"])
+def test_a_terminal_shows_a_progress_bar(tiny: Path, tmp_path: Path) -> None:
+    done = seen_on_a_terminal(
+        [*COMMAND, "quantize", str(tiny), str(tmp_path / "out.gguf"), "--type", "iq3_s"]
+    )
     assert done.returncode == 0
     assert b"out.gguf" in done.terminal
-    assert b"writing to disk" in done.terminal  # what comes before it may be over between two pictures
+    assert b"writing to disk" in done.terminal  # earlier phases may end between two updates
     assert re.search(rb"\d\d%", done.terminal)
     assert b"\x1b" not in done.output
     assert done.output.startswith(b"out.gguf: made in ")

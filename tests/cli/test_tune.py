@@ -26,7 +26,6 @@ from openai_cpu_server.cli.tune.search import (
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.measure.measurements import Profile, load_profile, save_profile
 from tests import warm
-from tests.tiny_model import tiny_model_path
 from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.thorough
@@ -39,14 +38,14 @@ CHUNKS = (64, 256)
 
 
 class Machine:
-    """Takes 10 ms per token, times what each option makes of it; counts what it was asked."""
+    """A machine that takes 10 ms per token, times a factor of each option. It records its measurements."""
 
     def __init__(self, **effects: dict[object, float]) -> None:
         self.effects = effects
-        self.asked: list[tuple[Profile, tuple[WorkloadPart, ...]]] = []
+        self.measurements: list[tuple[Profile, tuple[WorkloadPart, ...]]] = []
 
     def measure(self, profile: Profile, parts: tuple[WorkloadPart, ...]) -> TuneTimings | TuneFailure:
-        self.asked.append((profile, parts))
+        self.measurements.append((profile, parts))
         ms = 10.0
         for name, effect in self.effects.items():
             ms *= effect.get(getattr(profile, name), 1.0)
@@ -80,12 +79,12 @@ def test_the_best_of_each_factor_is_found_on_top_of_the_best_before(goal: TuneGo
     assert winner(noise) is noise[0]
 
 
-def test_only_what_a_factor_changes_is_timed_again() -> None:
+def test_only_the_parts_that_a_factor_changes_are_timed_again() -> None:
     machine = Machine()
     run(machine)
-    parts = {p.threads: parts for p, parts in machine.asked if p.threads != START.threads}
+    parts = {p.threads: parts for p, parts in machine.measurements if p.threads != START.threads}
     assert set(parts.values()) == {(WorkloadPart.DECODE_ONE,)}
-    chunks = [parts for p, parts in machine.asked if p.prefill_tokens != START.prefill_tokens]
+    chunks = [parts for p, parts in machine.measurements if p.prefill_tokens != START.prefill_tokens]
     assert chunks == [(WorkloadPart.PREFILL,)]
 
 
@@ -102,7 +101,7 @@ def test_quantised_cells_without_flash_attention_are_not_tried() -> None:
     rows = run(machine)
     (without,) = [row for row in rows if row.factor == "flash_attention"]
     assert (without.timings, without.note) == (None, "needs flash attention")
-    assert all(p.flash_attention for p, _ in machine.asked)
+    assert all(p.flash_attention for p, _ in machine.measurements)
 
 
 def test_a_setting_that_crashes_is_out() -> None:
@@ -110,15 +109,10 @@ def test_a_setting_that_crashes_is_out() -> None:
     assert (rows[1].note, rows[1].is_better) == ("crashed (exit code -11)", False)
     assert winner(rows).profile.kv_type == "f32"
     (only,) = run(Machine(repack={False: -1.0}))
-    assert only.timings is None, "without the defaults nothing else is tried"
+    assert only.timings is None, "the search ends if the defaults fail"
 
 
 # -- profiles ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Path:
-    return tiny_model_path()
 
 
 def test_a_profile_is_for_one_model_on_one_machine(tiny: Path, tmp_path: Path) -> None:
@@ -132,7 +126,7 @@ def test_a_profile_is_for_one_model_on_one_machine(tiny: Path, tmp_path: Path) -
     assert load_profile(copy, tmp_path) is None
     assert load_profile(tmp_path / "absent.gguf", tmp_path) is None
     path.write_text(path.read_text().replace('"threads": 4', '"threads": "many"'))
-    assert load_profile(tiny, tmp_path) is None, "it is damaged"
+    assert load_profile(tiny, tmp_path) is None, "the profile is damaged"
 
 
 def test_a_profile_sets_its_options_and_no_others(tiny: Path) -> None:
@@ -144,8 +138,8 @@ def test_a_profile_sets_its_options_and_no_others(tiny: Path) -> None:
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    asked = [sys.executable, "-m", "openai_cpu_server", "tune", *map(str, arguments)]
-    return subprocess.run(asked, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"})
+    line = [sys.executable, "-m", "openai_cpu_server", "tune", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"})
 
 
 @pytest.mark.native
@@ -166,11 +160,11 @@ def test_tuning_the_tiny_model(tiny: Path, tmp_path: Path, goal: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.native
-def test_what_busy_neighbours_have_disturbed_is_shown_but_not_kept(tiny: Path, tmp_path: Path) -> None:
+def test_results_disturbed_by_other_processes_are_shown_but_not_stored(tiny: Path, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(max(1, (os.cpu_count() or 1) // 2)):
-            burning = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-            stack.callback(burning.kill)
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(busy.kill)
         done = command(tiny, "--for", "latency", "--cache-dir", tmp_path)
     assert done.returncode == 0
     assert "defaults" in done.stdout
@@ -185,7 +179,7 @@ def test_ctrl_c_leaves_nothing_behind(tiny: Path, tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    wait_until(psutil.Process(process.pid).children)  # the first of its measurements
+    wait_until(psutil.Process(process.pid).children)  # the first measurement runs
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
@@ -195,7 +189,7 @@ def test_ctrl_c_leaves_nothing_behind(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.native
 def test_a_wrong_model_is_one_line(tmp_path: Path) -> None:
-    """Of each kind of damage: tests/llama/test_loading.py."""
+    """tests/llama/test_loading.py covers the kinds of damage."""
     done = warm.run("tune", str(tmp_path / "m.gguf"), "--cache-dir", str(tmp_path / "cache"))
     assert (done.returncode, done.stdout.strip(), len(done.stderr.splitlines())) == (2, "", 1)
     assert "does not exist" in done.stderr

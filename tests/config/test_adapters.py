@@ -1,4 +1,4 @@
-"""How users write adapters, and which files the server takes."""
+"""Options and tables of adapters, and the files that the server accepts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_options(text: str, model: str | None, source: AdapterSource) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("a.gguf", "is not"),
         ("one=", "is not"),
@@ -39,10 +39,10 @@ def test_options(text: str, model: str | None, source: AdapterSource) -> None:
         ("one=a@1e9", "a scale"),
     ],
 )
-def test_wrong_options(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_wrong_options(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         parse_adapter(text)
-    with pytest.raises(StartupError, match="--adapter: .*" + why):
+    with pytest.raises(StartupError, match="--adapter: .*" + reason):
         read_settings(["--adapter", text])
 
 
@@ -68,7 +68,7 @@ class TestFiles:
         (folder / "link").symlink_to(tmp_path / "secret")
         return folder
 
-    def test_those_in_the_folder_are_found(self, folder: Path) -> None:
+    def test_files_in_the_folder_are_found(self, folder: Path) -> None:
         for name in ("a.gguf", "more/b.gguf", "more/../a.gguf", str(folder / "a.gguf")):
             found = AdapterFiles(folder).of_client(AdapterSource("one", name))
             assert Path(found.path).is_file()
@@ -77,8 +77,8 @@ class TestFiles:
             AdapterFiles(folder).of_client(AdapterSource("one", "c"))
 
     @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "link", "../nothing", "a\0b", "x" * 5000])
-    def test_those_outside_are_not(self, folder: Path, name: str) -> None:
-        """Whether there is such a file or not."""
+    def test_files_outside_the_folder_are_refused(self, folder: Path, name: str) -> None:
+        """Refuse existing and missing files alike."""
         with pytest.raises(AdapterNotAllowed, match="is outside of"):
             AdapterFiles(folder).of_client(AdapterSource("one", name))
 
@@ -87,7 +87,7 @@ class TestFiles:
         with pytest.raises(AdapterNotAllowed, match="--adapter-dir"):
             AdapterFiles(None).of_client(AdapterSource("one", name))
 
-    def test_the_operator_may_name_any(self, tmp_path: Path, folder: Path) -> None:
+    def test_the_operator_may_name_any_file(self, tmp_path: Path, folder: Path) -> None:
         files = AdapterFiles(None)
         assert files.of_operator(AdapterSource("one", str(tmp_path / "secret"))).scale == 1
         with pytest.raises(StartupError, match="does not exist"):

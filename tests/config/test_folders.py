@@ -1,4 +1,4 @@
-"""Users without a home or a name, and homes with odd ones."""
+"""Folders of users without a home directory or a name, and of homes with odd names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from openai_cpu_server.config.folders import expanded_path, user_cache_dir, user
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.errors import StartupError
 
-ODD = os.fsdecode(b"/home/b\xff")
-
 
 @pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """As OpenShift starts containers: a user id without an entry, and no HOME. The temporary folder."""
+def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Remove the user's entry and HOME, as in containers of OpenShift; return the temporary folder."""
 
     def no_entry(uid: int) -> pwd.struct_passwd:
         raise KeyError(uid)
@@ -31,35 +29,35 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_caches_of_a_user_without_a_home_are_private(nobody: Path) -> None:
+def test_caches_of_a_user_without_a_home_are_private(homeless: Path) -> None:
     folder = user_cache_dir()
-    assert folder.parent == nobody
+    assert folder.parent == homeless
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert user_cache_dir() == folder
     assert read_settings([]).profile_dir.parent == folder
 
 
-def test_a_cache_that_somebody_else_has_laid_there_is_not_used(nobody: Path) -> None:
+def test_a_cache_of_another_user_is_not_used(homeless: Path) -> None:
     folder = user_cache_dir()
     folder.rmdir()
-    (nobody / "hostile").mkdir()
-    folder.symlink_to(nobody / "hostile")
+    (homeless / "hostile").mkdir()
+    folder.symlink_to(homeless / "hostile")
     with pytest.raises(StartupError, match=r"no folder for caches: .* is not a folder"):
         user_cache_dir()
 
 
-@pytest.mark.usefixtures("nobody")
-def test_what_is_to_stay_needs_a_home_and_says_so() -> None:
+@pytest.mark.usefixtures("homeless")
+def test_persistent_data_needs_a_home() -> None:
     with pytest.raises(StartupError, match="has no home directory: set HOME or XDG_DATA_HOME"):
         user_data_dir()
-    settings, said = read_settings(["--cache-dir", "~/x"]), "cannot look for ~/x: this home"
-    with pytest.raises(StartupError, match=said):
+    settings, message = read_settings(["--cache-dir", "~/x"]), "cannot look for ~/x: this home"
+    with pytest.raises(StartupError, match=message):
         _ = settings.profile_dir
-    with pytest.raises(StartupError, match=said):
+    with pytest.raises(StartupError, match=message):
         read_settings(["--config", "~/x"])
 
 
-def test_the_variables_of_the_desktop_s_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variables_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     for name, folder, default in (
         ("XDG_CACHE_HOME", user_cache_dir, "/home/me/.cache"),
@@ -73,9 +71,9 @@ def test_the_variables_of_the_desktop_s_specification(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("variable", ["HOME", "XDG_CACHE_HOME"])
-def test_a_home_whose_name_is_no_utf8_is_one_line(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_whose_name_is_not_utf8_is_one_line(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv(variable, ODD)
+    monkeypatch.setenv(variable, os.fsdecode(b"/home/b\xff"))
     with pytest.raises(StartupError, match="is not UTF-8"):
         user_cache_dir()
 
@@ -87,7 +85,7 @@ def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", ["x" * 256, "/x/" + "ü" * 128, "/x" * 2048, "a\nb", "a\0b"])
-def test_what_no_file_can_be_called_is_one_line(path: str) -> None:
+def test_an_impossible_path_is_one_line(path: str) -> None:
     with pytest.raises(StartupError, match="cannot be a path") as refusal:
         expanded_path(path)
     assert len(str(refusal.value).splitlines()) == 1

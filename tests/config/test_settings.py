@@ -1,4 +1,4 @@
-"""Where options come from, and what is said about wrong ones."""
+"""Sources of options, and errors of wrong ones."""
 
 from __future__ import annotations
 
@@ -21,14 +21,10 @@ from openai_cpu_server.contract.messages import AS_SERVED, EngineOptions, Experi
 from openai_cpu_server.contract.offload import ALL_LAYERS, ON_CPU, Offload
 from openai_cpu_server.errors import StartupError
 
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.upper().startswith("OCS_")]:
-        monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_ocs_variables")
 
 
-Configured = Callable[..., Settings]
+SettingsOf = Callable[..., Settings]
 
 
 @pytest.fixture
@@ -37,57 +33,57 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def configured(config: Path) -> Configured:
-    """What is read with a file of this text."""
+def settings_of(config: Path) -> SettingsOf:
+    """A function that reads settings from a file with a text."""
 
-    def configured(text: str, *arguments: str) -> Settings:
+    def settings_of(text: str, *arguments: str) -> Settings:
         config.write_text(text)
         return read_settings(["--config", str(config), *arguments])
 
-    return configured
+    return settings_of
 
 
-def refused(*arguments: str) -> str:
+def error_of(*arguments: str) -> str:
     with pytest.raises(StartupError) as error:
         read_settings(arguments)
     (line,) = str(error.value).splitlines()
     return line
 
 
-def test_the_command_line_beats_the_environment_beats_the_file(
-    config: Path, configured: Configured, monkeypatch: pytest.MonkeyPatch
+def test_the_command_line_precedes_the_environment_which_precedes_the_file(
+    config: Path, settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which the environment may name."""
+    """The environment may also name the file."""
     monkeypatch.setenv("OCS_PORT", "2")
     monkeypatch.setenv("OCS_MODEL", "environment")
-    settings = configured('port = 1\nmodel = "file"\nhost = "file"\nmax_seqs = 7', "--port", "3")
+    settings = settings_of('port = 1\nmodel = "file"\nhost = "file"\nmax_seqs = 7', "--port", "3")
     assert (settings.port, settings.model, settings.host) == (3, ["environment"], "file")
     monkeypatch.setenv("OCS_CONFIG", str(config))
     assert read_settings([]).max_seqs == 7
 
 
-def test_secrets_may_be_files_between_the_environment_and_the_file(
-    tmp_path: Path, configured: Configured, monkeypatch: pytest.MonkeyPatch
+def test_secrets_may_be_files_with_a_rank_between_the_environment_and_the_file(
+    tmp_path: Path, settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a container finds them in /run/secrets, among files for others."""
+    """Read secrets as from a container's /run/secrets, among files of other programs."""
     files = {"ocs_jobs_db": "postgresql://me:secret@db/x\n", "ocs_port": "5", "keys.toml": ""}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
     monkeypatch.setenv("OCS_PORT", "2")
-    settings = configured('jobs_db = "none"\nhost = "file"')
+    settings = settings_of('jobs_db = "none"\nhost = "file"')
     assert revealed(settings.jobs_db) == "postgresql://me:secret@db/x"
     assert (settings.port, settings.host) == (2, "file")
     assert "secret@" not in repr(settings)
     monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path / "none"))
-    assert "OCS_SECRETS_DIR: the folder" in refused()
+    assert "OCS_SECRETS_DIR: the folder" in error_of()
 
 
 HOSTS = ("http://llm.example", "llm.example:80")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "pattern"),
     [
         ("--cache-isolation salt", "--cache-isolation"),
         ("--config /nowhere.toml", "the configuration file /nowhere.toml does not exist"),
@@ -117,12 +113,12 @@ HOSTS = ("http://llm.example", "llm.example:80")
         *((f"--allowed-host {wrong}", ": .*without http:// and without a port") for wrong in HOSTS),
     ],
 )
-def test_wrong_options_are_named_in_one_line(arguments: str, said: str) -> None:
-    assert re.search(said, refused(*arguments.split()))
+def test_wrong_options_are_named_in_one_line(arguments: str, pattern: str) -> None:
+    assert re.search(pattern, error_of(*arguments.split()))
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("port = ", "cannot read "),
         ('host = "a\\u0000b"', "has a null character"),
@@ -146,12 +142,12 @@ def test_wrong_options_are_named_in_one_line(arguments: str, said: str) -> None:
     ],
 )
 def test_a_wrong_file_is_one_line_too(
-    config: Path, monkeypatch: pytest.MonkeyPatch, content: str, said: str
+    config: Path, monkeypatch: pytest.MonkeyPatch, content: str, message: str
 ) -> None:
     config.write_text(content)
-    assert said in refused("--config", str(config))
+    assert message in error_of("--config", str(config))
     monkeypatch.setenv("OCS_INTERACTIVE_STEP_MS", "130")
-    assert "--interactive-step-ms was removed" in refused()
+    assert "--interactive-step-ms was removed" in error_of()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +155,7 @@ def test_a_wrong_file_is_one_line_too(
 )
 def test_a_text_that_is_too_long_is_not_repeated(config: Path, place: str) -> None:
     config.write_text(place % ("x" * 70_000))
-    assert refused("--config", str(config)).endswith("has 70000 characters, and may have 65536")
+    assert error_of("--config", str(config)).endswith("has 70000 characters, and may have 65536")
 
 
 @pytest.mark.parametrize(
@@ -178,25 +174,25 @@ def test_a_text_that_is_too_long_is_not_repeated(config: Path, place: str) -> No
         ("--sampling-defaults vllm", "--sampling-defaults openai"),
     ],
 )
-def test_options_of_other_servers_that_mean_the_same_are_understood(theirs: str, ours: str) -> None:
+def test_equal_options_of_other_servers_are_accepted(theirs: str, ours: str) -> None:
     assert read_settings(theirs.split()) == read_settings(ours.split())
 
 
-def test_options_of_other_servers_mean_options_that_exist_and_are_not_ours(
+def test_options_of_other_servers_map_to_existing_options_of_other_names(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
         read_settings(["--help"])
-    here = set(re.findall(r"(?:^  |, )(--?[a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE))
+    own = set(re.findall(r"(?:^  |, )(--?[a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE))
     peers = peer_options()
-    assert {ours.partition("=")[0] for ours in peers.same.values()} - {""} <= here
+    assert {ours.partition("=")[0] for ours in peers.same.values()} - {""} <= own
     advised = {name for advice in peers.instead.values() for name in re.findall(r"--[a-z][\w-]*", advice)}
-    assert advised <= here | {"--gpu", "--with"}, "or options of scripts/serve"
-    assert not (peers.same.keys() | peers.instead.keys()) & here
+    assert advised <= own | {"--gpu", "--with"}, "only scripts/serve has other options"
+    assert not (peers.same.keys() | peers.instead.keys()) & own
     assert not peers.same.keys() & peers.instead.keys()
 
 
-def test_variables_of_other_servers_are_answered_with_advice() -> None:
+def test_variables_of_other_servers_cause_advice() -> None:
     advice = {
         "OLLAMA_HOST": "use --host and --port for a server, --url for a command that asks one",
         "OLLAMA_NEW_ENGINE": "",
@@ -218,22 +214,22 @@ def test_variables_of_other_servers_are_answered_with_advice() -> None:
 
 
 @pytest.mark.parametrize("record", [Scheduling, EngineOptions])
-def test_what_engines_know_by_the_name_of_an_option_has_one_default(record: type[msgspec.Struct]) -> None:
-    in_other_words = {"kv_type", "repack", "cache_file"}
-    alike = Settings.model_fields.keys() & set(record.__struct_fields__) - in_other_words
-    assert alike
+def test_engine_options_have_the_defaults_of_the_settings(record: type[msgspec.Struct]) -> None:
+    other_types = {"kv_type", "repack", "cache_file"}
+    common = Settings.model_fields.keys() & set(record.__struct_fields__) - other_types
+    assert common
     defaults = {field.name: field.default for field in msgspec.structs.fields(record)}
-    assert {name: Settings.model_fields[name].default for name in alike} == {n: defaults[n] for n in alike}
+    assert {name: Settings.model_fields[name].default for name in common} == {n: defaults[n] for n in common}
 
 
 def test_options_reach_engines_by_their_names() -> None:
-    """Of the server, of a model, and of all engines' time."""
-    given = "--sandbox off --draft-max 7 --batch-stall-ms 650 --policy sjf --repack on --kv-type q8_0"
-    options = read_settings(given.split()).engine_options(Path("m"), cache_bytes=0)
-    assert (options.sandbox, options.draft_max) == ("off", 7)
-    assert (options.repack, options.kv_type) == (True, "q8_0")
-    assert options.scheduling == Scheduling(batch_stall_ms=650, policy="sjf")
-    assert options.experiment == AS_SERVED
+    """Check options of the server, of a model, and of scheduling."""
+    options = "--sandbox off --draft-max 7 --batch-stall-ms 650 --policy sjf --repack on --kv-type q8_0"
+    engine = read_settings(options.split()).engine_options(Path("m"), cache_bytes=0)
+    assert (engine.sandbox, engine.draft_max) == ("off", 7)
+    assert (engine.repack, engine.kv_type) == (True, "q8_0")
+    assert engine.scheduling == Scheduling(batch_stall_ms=650, policy="sjf")
+    assert engine.experiment == AS_SERVED
 
 
 def test_the_benchmark_sets_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,13 +238,13 @@ def test_the_benchmark_sets_an_experiment(monkeypatch: pytest.MonkeyPatch) -> No
         mixed_steps=False, always_drafts=True
     )
     for wrong in (",", "mixed_steps", "mixed_steps=maybe", "nonsense=on", "mixed_steps=off,"):
-        said = refused("--experiment", wrong)
-        assert re.search("--experiment: .*expected on or off for one of tile_filling", said)
+        message = error_of("--experiment", wrong)
+        assert re.search("--experiment: .*expected on or off for one of tile_filling", message)
     monkeypatch.setenv("OCS_EXPERIMENT", "prefix_sharing=off")
     assert read_settings([]).experiment == Experiment(prefix_sharing=False)
 
 
-def test_help_speaks_of_values_as_users_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_types_and_defaults_without_python(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_settings(["--help"])
     shown = capsys.readouterr().out
@@ -258,33 +254,33 @@ def test_help_speaks_of_values_as_users_do(capsys: pytest.CaptureFixture[str]) -
         assert words not in shown
 
 
-def test_engines_inherit_what_makes_steps_fast_but_for_what_a_user_has_said(
+def test_engines_inherit_variables_for_speed_unless_the_user_sets_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fast = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "OPENBLAS_NUM_THREADS": "1"}
     own = {"OMP_WAIT_POLICY": "active", "GLIBC_TUNABLES": "x=0", "OPENBLAS_NUM_THREADS": "2"}
-    for said, kept in (({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7", **fast}), (own, own)):
-        monkeypatch.setattr(os, "environ", dict(said))
+    for before, after in (({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7", **fast}), (own, own)):
+        monkeypatch.setattr(os, "environ", dict(before))
         tune_engines()
-        assert os.environ == kept
+        assert os.environ == after
 
 
 def test_lists_are_json_in_the_environment_and_lists_in_the_file(
-    configured: Configured, monkeypatch: pytest.MonkeyPatch
+    settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The manual's page of options has it so."""
+    """Hold the formats that the manual's page of options describes."""
     monkeypatch.setenv("OCS_CORS_ORIGIN", '["https://a.example", "https://b.example"]')
-    settings = configured('pin_prompt = ["system.txt"]')
+    settings = settings_of('pin_prompt = ["system.txt"]')
     assert settings.cors_origin == ["https://a.example", "https://b.example"]
     assert settings.pin_prompt == [Path("system.txt")]
 
 
-def test_proxies_are_addresses_and_hosts_are_names_alone() -> None:
+def test_proxies_are_addresses_and_hosts_are_names_only() -> None:
     proxies = "--trusted-proxy 127.0.0.1 --trusted-proxy 2001:db8::/32"
     settings = read_settings([*proxies.split(), "--allowed-host", "LLM.Example.", "--allowed-host", "*"])
     assert [str(network) for network in settings.trusted_proxy] == ["127.0.0.1/32", "2001:db8::/32"]
     assert settings.allowed_host == ["llm.example", "*"]
-    assert "without http:// and without a port" in refused("--allowed-host", "a b")
+    assert "without http:// and without a port" in error_of("--allowed-host", "a b")
 
 
 @pytest.mark.parametrize(
@@ -297,7 +293,7 @@ def test_proxies_are_addresses_and_hosts_are_names_alone() -> None:
         (["--cache-isolation", "key"], True),
     ],
 )
-def test_keys_share_no_prompts_unless_that_is_asked_for(arguments: list[str], isolates: bool) -> None:
+def test_keys_do_not_share_prompts_by_default(arguments: list[str], isolates: bool) -> None:
     assert read_settings(arguments).isolates_by_key is isolates
 
 
@@ -309,12 +305,12 @@ EMPTY = ["", " ", "\t", "\n", "\r\n"]
 
 
 def each_kind_of_empty(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Each name with one of them."""
+    """Pair each name with one of the empty values."""
     return list(zip(names, itertools.cycle(EMPTY)))
 
 
 @pytest.mark.parametrize(("guard", "empty"), each_kind_of_empty(GUARDS))
-def test_a_guard_that_is_empty_is_refused_wherever_it_stands(
+def test_an_empty_guard_is_refused_in_every_source(
     guard: str, empty: str, tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     option, variable = "--" + guard.replace("_", "-"), f"OCS_{guard.upper()}"
@@ -323,46 +319,46 @@ def test_a_guard_that_is_empty_is_refused_wherever_it_stands(
         [f"{option}={empty}"],
         ["--port", "1", option, empty, "--host", "::1"],
     ):
-        assert refused(*arguments).startswith(f"{option} is empty: ")
+        assert error_of(*arguments).startswith(f"{option} is empty: ")
     secrets = tmp_path / "secrets"
     secrets.mkdir()
     monkeypatch.setenv("OCS_SECRETS_DIR", str(secrets))
     for name in (variable, variable.lower()):
         (secrets / name).write_text(empty)
-        assert refused().startswith(f"{secrets / name} is empty: ")
+        assert error_of().startswith(f"{secrets / name} is empty: ")
         (secrets / name).unlink()
         monkeypatch.setenv(name, empty)
-        assert refused().startswith(f"{variable} is empty: ")
+        assert error_of().startswith(f"{variable} is empty: ")
         monkeypatch.delenv(name)
     config.write_text(f"{guard} = {json.dumps(empty)}\n")
-    assert refused("--config", str(config)).startswith(f"{guard} in {config} is empty: ")
+    assert error_of("--config", str(config)).startswith(f"{guard} in {config} is empty: ")
 
 
 @pytest.mark.parametrize("empty", EMPTY)
-def test_files_that_may_hold_guards_are_guards(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guard elsewhere does not excuse an empty one."""
-    assert refused("--config", empty).startswith("--config is empty: ")
+def test_empty_names_of_files_with_guards_are_refused(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse an empty name even if another option sets a guard."""
+    assert error_of("--config", empty).startswith("--config is empty: ")
     for name in ("OCS_CONFIG", "OCS_SECRETS_DIR"):
         with monkeypatch.context() as patch:
             patch.setenv(name, empty)
-            assert refused("--api-key", "k").startswith(f"{name} is empty: ")
+            assert error_of("--api-key", "k").startswith(f"{name} is empty: ")
 
 
-ALL_ELSE = (
+OTHERS = (
     *("host", "model", "port", "draft_model", "jobs_db", "cors_origin"),
     *("log_level", "adapter", "request_timeout", "page", "kv_type"),
 )
-"""Some of each type."""
+"""Options of every type that are not guards."""
 
 
-def test_all_else_that_is_empty_is_as_if_not_set(
-    tmp_path: Path, configured: Configured, monkeypatch: pytest.MonkeyPatch
+def test_other_empty_options_count_as_unset(
+    tmp_path: Path, settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    empty = dict(each_kind_of_empty(ALL_ELSE))
+    empty = dict(each_kind_of_empty(OTHERS))
     options = {"--" + name.replace("_", "-"): value for name, value in empty.items()}
     found = [read_settings([]), read_settings([*itertools.chain(*options.items())])]
     found.append(read_settings([f"{option}={value}" for option, value in options.items()]))
-    found.append(configured("".join(f"{name} = {json.dumps(value)}\n" for name, value in empty.items())))
+    found.append(settings_of("".join(f"{name} = {json.dumps(value)}\n" for name, value in empty.items())))
     for name, value in empty.items():
         (tmp_path / f"ocs_{name}").write_text(value)
     monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
@@ -374,67 +370,67 @@ def test_all_else_that_is_empty_is_as_if_not_set(
     assert shown == shown[:1] * 6
 
 
-def test_an_empty_value_leaves_the_word_to_the_next_source(
-    configured: Configured, monkeypatch: pytest.MonkeyPatch
+def test_an_empty_value_defers_to_the_next_source(
+    settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for said, found in (("", "file"), ("environment", "environment")):
-        monkeypatch.setenv("OCS_HOST", said)
-        assert configured('host = "file"', "--host", "").host == found
+    for value, host in (("", "file"), ("environment", "environment")):
+        monkeypatch.setenv("OCS_HOST", value)
+        assert settings_of('host = "file"', "--host", "").host == host
 
 
-def test_errors_say_where_the_value_came_from(
+def test_errors_name_the_source_of_the_value(
     tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config.write_text('port = "x"\n[models.a]\nctx_size = 1\n')
-    both = refused("--config", str(config)).split("; ")
+    both = error_of("--config", str(config)).split("; ")
     assert both[0].startswith("[models.a] ctx_size: must be greater")
     assert both[1].startswith("--port: must be a valid integer")
     assert all(problem.endswith(f" (from {config})") for problem in both)
     (tmp_path / "ocs_port").write_text("y")
     monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
-    assert refused("--config", str(config)).endswith(f" (from {tmp_path / 'ocs_port'})")
+    assert error_of("--config", str(config)).endswith(f" (from {tmp_path / 'ocs_port'})")
     monkeypatch.setenv("OCS_PORT", "70000")
-    assert refused().startswith("--port: must be less than")
-    assert refused().endswith(" (from OCS_PORT)")
-    assert refused("--port", "z").startswith("--port: must be a valid integer")
-    assert "from" not in refused("--port", "z").replace("from a string", "").replace("from string", "")
+    assert error_of().startswith("--port: must be less than")
+    assert error_of().endswith(" (from OCS_PORT)")
+    assert error_of("--port", "z").startswith("--port: must be a valid integer")
+    assert "from" not in error_of("--port", "z").replace("from a string", "").replace("from string", "")
     monkeypatch.setenv("OCS_CORS_ORIGIN", "https://a.example")
-    assert refused("--port", "1") == (
+    assert error_of("--port", "1") == (
         '--cors-origin: expected a list in JSON, such as ["a", "b"] (from OCS_CORS_ORIGIN)'
     )
     config.write_text("port = \n")
-    assert refused("--config", str(config)).startswith(f"cannot read {config}: ")
+    assert error_of("--config", str(config)).startswith(f"cannot read {config}: ")
 
 
 @pytest.mark.parametrize("link", ["tcp://10.0.0.1:8000", "udp://[fd00::1]:53"])
-def test_what_kubernetes_sets_for_a_service_is_named_with_its_cure(
+def test_a_variable_of_kubernetes_causes_an_error_with_a_remedy(
     link: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OCS_PORT", link)
     monkeypatch.setenv("OCS_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("OCS_PORT_8000_TCP", link)
-    said = refused()
-    assert said.startswith("--port: must be a valid integer")
-    assert "(from OCS_PORT; Kubernetes sets it where there is a Service named ocs" in said
-    assert "enableServiceLinks to false" in said
+    message = error_of()
+    assert message.startswith("--port: must be a valid integer")
+    assert "(from OCS_PORT; Kubernetes sets it where there is a Service named ocs" in message
+    assert "enableServiceLinks to false" in message
     assert read_settings(["--port", "1"]).port == 1
 
 
-def test_bytes_that_are_no_utf8_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_are_not_utf8_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = os.fsdecode(b"/models/b\xff.gguf")
-    assert refused(f"--model={bad}") == r"--model '/models/b\udcff.gguf' is not UTF-8"
+    assert error_of(f"--model={bad}") == r"--model '/models/b\udcff.gguf' is not UTF-8"
     monkeypatch.setenv("OCS_CACHE_DIR", bad)
-    assert refused().startswith("OCS_CACHE_DIR '/models/b")
+    assert error_of().startswith("OCS_CACHE_DIR '/models/b")
 
 
-def test_secrets_do_not_show(config: Path) -> None:
+def test_secrets_are_not_shown(config: Path) -> None:
     config.write_text("api_key = 12345678\n")
-    assert "12345678" not in refused("--config", str(config))
+    assert "12345678" not in error_of("--config", str(config))
     assert "hunter2" not in repr(read_settings(["--api-key", "hunter2"]))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "asked"),
+    ("arguments", "offload"),
     [
         ((), ON_CPU),
         (("--gpu-layers", "12"), Offload(gpu_layers=12)),
@@ -451,11 +447,11 @@ def test_secrets_do_not_show(config: Path) -> None:
         ),
     ],
 )
-def test_what_goes_to_a_device(arguments: tuple[str, ...], asked: Offload) -> None:
-    assert read_settings(arguments).offload == asked
+def test_options_of_offload(arguments: tuple[str, ...], offload: Offload) -> None:
+    assert read_settings(arguments).offload == offload
 
 
-def test_a_model_s_own_wishes_go_before_the_server_s(config: Path) -> None:
+def test_options_of_a_model_precede_those_of_the_server(config: Path) -> None:
     config.write_text(
         'gpu_layers = "all"\ncpu_moe = 3\n[models.a]\ncpu_moe = "all"\ntensor_place = ["b=CPU"]\n'
     )
@@ -465,10 +461,10 @@ def test_a_model_s_own_wishes_go_before_the_server_s(config: Path) -> None:
 
 
 def test_a_table_of_an_mcp_server_is_a_program_or_a_url(
-    configured: Configured, monkeypatch: pytest.MonkeyPatch
+    settings_of: SettingsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN_OF_MINE", "abc")
-    settings = configured(
+    settings = settings_of(
         '[mcp.files]\ncommand = "npx"\nargs = ["-y", "it"]\nenv = {A = "${TOKEN_OF_MINE}"}\ntools = ["x"]\n'
         '[mcp.wiki]\nurl = "https://wiki.example/mcp"\nheaders = {X = "Bearer ${TOKEN_OF_MINE}"}\n',
         *("--mcp-rounds", "3", "--mcp-result-kb", "2"),
@@ -479,7 +475,7 @@ def test_a_table_of_an_mcp_server_is_a_program_or_a_url(
     assert settings.mcp_limits == McpLimits(rounds=3, result_bytes=2048)
 
 
-def test_a_draft_model_s_layers_are_nothing_without_one() -> None:
+def test_draft_gpu_layers_need_a_draft_model() -> None:
     assert read_settings(["--draft-gpu-layers", "all"]).draft_offload == ON_CPU
     assert read_settings(["--draft-model", "own"]).engine_fields["head"] == "own"
     drafted = read_settings(["--draft-gpu-layers", "all", "--draft-model", "demo", "--gpu-layers", "0"])

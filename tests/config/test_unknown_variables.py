@@ -1,4 +1,4 @@
-"""Names that begin like options and are none: a misspelt key must not leave a server open."""
+"""Misspelt names of options are refused: a misspelt key must not leave a server open."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from openai_cpu_server.errors import StartupError
         ("OCS_QQQQQQ", ""),
     ],
 )
-def test_a_name_that_is_no_option_ends_the_start(
+def test_a_name_that_is_not_an_option_ends_the_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, guess: str
 ) -> None:
     monkeypatch.setenv(name, "secret")
-    with pytest.raises(StartupError) as of_variable:
+    with pytest.raises(StartupError) as error:
         read_settings([])
-    assert str(of_variable.value) == f"{name} is not an option of this server{guess}"
+    assert str(error.value) == f"{name} is not an option of this server{guess}"
     monkeypatch.delenv(name)
     (tmp_path / name).write_text("secret")
     monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
@@ -37,7 +37,7 @@ def test_a_name_that_is_no_option_ends_the_start(
     "name",
     ["OCS_SERVICE_HOST", "OCS_SERVICE_PORT_HTTP", "OCS_PORT_8000_TCP_ADDR", "OCS_GPU", "OCSX", "XOCS_A"],
 )
-def test_names_of_kubernetes_and_of_others_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_names_of_kubernetes_and_other_programs_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "tcp://10.0.0.1:8000")
     assert read_settings([]).port == 8000
 
@@ -45,21 +45,19 @@ def test_names_of_kubernetes_and_of_others_pass(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     "name", ["api_key", "API-KEYS", "ocs-api-key", "ocs.api.key", "ssl.keyfile", "limits-url"]
 )
-def test_a_secret_by_another_name_ends_the_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    """The server would start without it."""
+def test_a_misspelt_secret_ends_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """Refuse the start, because the server would run without the secret."""
     (tmp_path / name).write_text("secret")
     monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
-    meant = "OCS_" + name.upper().replace("-", "_").replace(".", "_").removeprefix("OCS_")
+    expected = "OCS_" + name.upper().replace("-", "_").replace(".", "_").removeprefix("OCS_")
     with pytest.raises(
-        StartupError, match=f"{name} is not an option of this server: did you mean {meant}[?]"
+        StartupError, match=f"{name} is not an option of this server: did you mean {expected}[?]"
     ):
         read_settings([])
 
 
 @pytest.mark.parametrize("name", ["..data", "..2026_11_29", "db_password", "tls.crt", "port"])
-def test_secrets_of_others_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+def test_secrets_of_other_programs_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("1")
     monkeypatch.setenv("OCS_SECRETS_DIR", str(tmp_path))
     assert read_settings([]).port == 8000

@@ -1,1 +1,1 @@
-"""The README and the manual say what is true."""
+"""Tests of the README and the manual against the code."""

@@ -1,4 +1,4 @@
-"""The pages of the repository, and what stands in them."""
+"""The pages of the repository and their content."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ PAGES = [README, *sorted(DOCS.glob("*.md"))]
 
 @functools.cache
 def tokens(page: Path) -> list[Token]:
-    """All tokens of a page; those within lines too."""
+    """Return all tokens of a page, including those within lines."""
     outer = MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8"))
-    return [one for token in outer for one in (token, *(token.children or ()))]
+    return [part for token in outer for part in (token, *(token.children or ()))]
 
 
 def links(page: Path) -> list[str]:
-    """Where the links of the page lead, and its pictures."""
+    """Return the targets of the page's links and pictures."""
     targets = (token.attrGet("href") or token.attrGet("src") for token in tokens(page))
     return [str(target) for target in targets if target]
 
 
 def anchors(page: Path) -> set[str]:
-    """The names of its headings, as web sites of repositories and the manual's own make them."""
+    """Return the anchors of the headings, formed as on GitHub and on the manual's site."""
     found, in_heading = set(), False
     for token in tokens(page):
         if token.type == "inline" and in_heading:

@@ -1,4 +1,4 @@
-"""The commands of the README and the manual run where a user has nothing but the package."""
+"""The commands of the README and the manual run with nothing but the package installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.server_process import ServerProcess
 RUN = [(page, command) for page, command in commands() if reason_against(command) is None]
 
 
-def test_commands_are_bash_and_each_that_does_not_run_has_a_reason() -> None:
+def test_commands_are_bash_and_excluded_ones_have_a_reason() -> None:
     texts = [command for _, command in commands() if not command.startswith("for ")]
     checked = subprocess.run(["bash", "-n"], input="\n".join(texts), text=True, capture_output=True)
     assert checked.stderr == ""
@@ -26,8 +26,8 @@ def test_commands_are_bash_and_each_that_does_not_run_has_a_reason() -> None:
 
 
 def test_a_reason_names_tests_that_exist() -> None:
-    named = [name for _, reason in EXCLUDED for name in re.findall(r"tests/[\w/]+(?:\.py)?", reason)]
-    assert [name for name in named if not (ROOT / name).exists()] == []
+    paths = [name for _, reason in EXCLUDED for name in re.findall(r"tests/[\w/]+(?:\.py)?", reason)]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 def test_commands_run(
     environment: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One server answers all of them, in the order of the pages, because later ones use earlier results."""
+    """Run all commands against one server, in the order of the pages: later ones use earlier results."""
     for name, folder in environment.items():
         monkeypatch.setenv(name, folder)
     prepare(tmp_path)

@@ -1,4 +1,4 @@
-"""Links lead somewhere, and every page can be reached."""
+"""Targets of links exist, and every page can be reached."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import pytest
 
 from tests.docs.markdown import DOCS, PAGES, README, ROOT, anchors, links
 
-_FOREIGN = ("http://", "https://", "mailto:")
+_EXTERNAL = ("http://", "https://", "mailto:")
 
 
-def leads(page: Path, target: str) -> bool:
+def exists(page: Path, target: str) -> bool:
     path, _, anchor = target.partition("#")
-    found = (page.parent / path).resolve() if path else page
-    return found.is_file() and ROOT in found.parents and (not anchor or anchor in anchors(found))
+    file = (page.parent / path).resolve() if path else page
+    return file.is_file() and ROOT in file.parents and (not anchor or anchor in anchors(file))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
-    ours = [target for target in links(page) if not target.startswith(_FOREIGN)]
-    assert [target for target in ours if not leads(page, target)] == []
-    assert not leads(page, "no-such-page.md")
-    assert not leads(page, "#no-such-heading")
+def test_links_name_files_and_headings_that_exist(page: Path) -> None:
+    internal = [target for target in links(page) if not target.startswith(_EXTERNAL)]
+    assert [target for target in internal if not exists(page, target)] == []
+    assert not exists(page, "no-such-page.md")
+    assert not exists(page, "#no-such-heading")
 
 
 def test_the_table_of_contents_and_the_readme_name_every_page() -> None:

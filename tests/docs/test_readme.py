@@ -1,4 +1,4 @@
-"""Commands, programs and options of the README and the manual work as they are written."""
+"""Commands, programs and options of the README and the manual work unchanged."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.tiny_model import tiny_model_path
 
 _ADDRESS = "http://127.0.0.1:8000"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\b")
-_OF_OTHERS = """
+_OTHER_OPTIONS = """
 build build-arg busy cap-drop cpuset-cpus ctx-checkpoints detach device env file find-links format from
 gpu gpus group-add header health-check-interval-secs health-failure-threshold inline-snapshot
 load-monitor-interval mode no-binary no-cache-dir no-deps no-repack now pip-args policy publish pull
 read-only rm set spec stop-timeout strict swa-full tag target tmpfs uninstall values volume
 weight-format with worker-overload-token-usage worker-urls
 """
-"""Options of Docker, Helm, gateways and others, and of the scripts of bash."""
+"""Options of Docker, Helm, gateways and other programs, and of scripts in bash."""
 
 
 _FILES = """
@@ -40,7 +40,7 @@ def search_files(pattern: str) -> str:
     return ""
 server.run("stdio")
 """
-"""Stands for the MCP server that docs/mcp.md uses, which would be downloaded."""
+"""Stand-in for the MCP server of docs/mcp.md, which would be downloaded."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.mark.native
 @pytest.mark.parametrize("page", [README, DOCS / "start.md"], ids=lambda page: page.name)
-def test_its_curl_streams_an_answer(server: ServerProcess, page: Path) -> None:
+def test_the_curl_command_streams_an_answer(server: ServerProcess, page: Path) -> None:
     (command,) = (block for block in blocks(page, "console") if block.startswith("$ curl"))
     line = command.removeprefix("$ ").replace(_ADDRESS, server.url)
     assert subprocess.check_output(["bash", "-c", line], text=True).rstrip().endswith("data: [DONE]")
@@ -62,8 +62,8 @@ def test_its_curl_streams_an_answer(server: ServerProcess, page: Path) -> None:
 
 @pytest.mark.native
 @pytest.mark.thorough
-def test_its_programs_and_the_manuals_work(server: ServerProcess, tmp_path: Path) -> None:
-    """They run as one program, in the order of the pages: later ones use the first one's client."""
+def test_python_programs_work(server: ServerProcess, tmp_path: Path) -> None:
+    """Run the programs as one, in the order of the pages: later ones use the client of the first."""
     (row,) = blocks(DOCS / "batch-jobs.md", "json")
     (tmp_path / "rows.jsonl").write_text(row)
     programs = [program for page in PAGES for program in blocks(page, "python")]
@@ -75,7 +75,7 @@ def test_its_programs_and_the_manuals_work(server: ServerProcess, tmp_path: Path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_scripts_and_options_that_are_named_exist(page: Path) -> None:
+def test_named_scripts_and_options_exist(page: Path) -> None:
     texts = list(code(page))
     named = {name for text in texts for name in re.findall(r"(?<![\w/.])scripts/[\w./]+", text)}
     assert [name for name in named if not (ROOT / name.rstrip(".")).exists()] == []
@@ -83,13 +83,13 @@ def test_scripts_and_options_that_are_named_exist(page: Path) -> None:
     assert all(os.access(ROOT / command, os.X_OK) for command in commands)
     options = {option for text in texts for option in _OPTION.findall(text)}
     peers = peer_options()
-    others = {*peers.same, *(f"--{name}" for name in _OF_OTHERS.split())}
-    assert {option for option in options - options_of_ours() - others if not peers.advice(option)} == set()
+    others = {*peers.same, *(f"--{name}" for name in _OTHER_OPTIONS.split())}
+    assert {option for option in options - own_options() - others if not peers.advice(option)} == set()
 
 
 @functools.cache
-def options_of_ours() -> set[str]:
-    """Those of `serve`, and those that stand as texts in the programs."""
+def own_options() -> set[str]:
+    """Return the options of `serve`, and those that are string constants in the programs."""
     sources = [*ROOT.glob("openai_cpu_server/**/*.py"), *ROOT.glob("scripts/**/*.py")]
     written = {option for source in sources for option in re.findall(r'"(--[a-z-]+)"', source.read_text())}
     kebabs = [name.replace("_", "-") for name in Settings.model_fields]

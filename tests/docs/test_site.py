@@ -1,4 +1,4 @@
-"""The manual as a web site: it builds without a warning, and asks nothing of other hosts."""
+"""The manual as a web site: it builds without a warning, and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 from tests.docs.markdown import DOCS, ROOT
 
 pytestmark = pytest.mark.thorough
-_LOADED = re.compile(
+_REFERENCE = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*?\bsrc=["']?([^"'\s>]+)|<link\b[^>]*?\bhref=["']?([^"'\s>]+)"""
     r"""|url\(["']?([^"')]+)|@import\s+["']([^"']+)"""
 )
-"""What a browser loads by itself; links that people follow are not among it."""
+"""References that a browser loads by itself, not the links that people follow."""
 
 
-def loaded(text: str) -> list[str]:
-    return [found[found.lastindex or 0] for found in _LOADED.finditer(text)]
+def references(text: str) -> list[str]:
+    return [found[found.lastindex or 0] for found in _REFERENCE.finditer(text)]
 
 
 def test_every_page_is_built_can_be_searched_and_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
@@ -36,8 +36,8 @@ def test_every_page_is_built_can_be_searched_and_loads_nothing_from_other_hosts(
     assert [name for name in names if name not in index] == []
     page = """<link rel="stylesheet" href="https://a.example/x.css"><script src=//b.example/y.js></script>
     <a href="https://c.example/">read</a> <style>@import 'https://d.example/z.css'</style>"""
-    assert loaded(page) == ["https://a.example/x.css", "//b.example/y.js", "https://d.example/z.css"]
+    assert references(page) == ["https://a.example/x.css", "//b.example/y.js", "https://d.example/z.css"]
     files = [file for file in site.rglob("*") if file.suffix in (".html", ".css", ".svg")]
-    targets = [target for file in files for target in loaded(file.read_text(encoding="utf-8"))]
+    targets = [target for file in files for target in references(file.read_text(encoding="utf-8"))]
     assert "./assets/images/favicon.png" in targets
     assert [target for target in targets if re.match(r"(?:\w+:)?//", target)] == []

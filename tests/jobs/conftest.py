@@ -1,4 +1,4 @@
-"""Where jobs are kept: tests of stores run on SQLite and on PostgreSQL, as do tests of several servers."""
+"""Databases of jobs: tests of stores and of several servers run on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of an empty database."""
+    """Path or URL of an empty database."""
     return _new(request, tmp_path)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The same, for what one server does with it."""
+    """The same, for tests of a single server."""
     return _new(request, tmp_path)
 
 

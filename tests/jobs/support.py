@@ -1,4 +1,4 @@
-"""Jobs on a real database, with rows that are run by a function of the test."""
+"""Jobs on a real database; a function of the test runs the rows."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ async def begin(jobs: Jobs, content: bytes, *, window: str = "24h", owner: str =
     return await jobs.create_batch(owner, input_file_id=file.id, endpoint=URL, completion_window=window)
 
 
-async def found(jobs: Jobs, batch: BatchRecord, is_so: Callable[[BatchRecord], bool]) -> BatchRecord:
-    """Read the batch until this is so. It must stay so."""
+async def wait_for(jobs: Jobs, batch: BatchRecord, holds: Callable[[BatchRecord], bool]) -> BatchRecord:
+    """Read the batch until the condition holds, of a state that stays."""
     with anyio.fail_after(DEADLINE_S):
-        while not is_so(batch := await jobs.batches.get(batch.owner, batch.id)):
+        while not holds(batch := await jobs.batches.get(batch.owner, batch.id)):
             await elapse_async(0.01)
     return batch
 
 
-async def ended(jobs: Jobs, batch: BatchRecord) -> BatchRecord:
-    return await found(jobs, batch, lambda batch: batch.status.has_ended)
+async def wait_for_end(jobs: Jobs, batch: BatchRecord) -> BatchRecord:
+    return await wait_for(jobs, batch, lambda batch: batch.status.has_ended)
 
 
 async def lines_of(jobs: Jobs, file_id: str | None, owner: str = "") -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""msgspec crashes a process in which two threads are the first to read a kind of struct."""
+"""msgspec crashes the process if two threads decode a struct type for the first time at once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ fields = [(f"f{n}", dict[str, list[int]]) for n in range(25)]
 row = {name: {"a": [1]} for name, _ in fields}
 for n in range(200):
     kind = msgspec.defstruct(f"K{n}", [*fields, ("inner", msgspec.defstruct(f"I{n}", fields))])
-    together = threading.Barrier(4)
+    barrier = threading.Barrier(4)
 
     def read():
-        together.wait()
+        barrier.wait()
         record_of(kind, {**row, "inner": row})
 
     threads = [threading.Thread(target=read) for _ in range(4)]
@@ -31,5 +31,5 @@ for n in range(200):
 """
 
 
-def test_threads_may_be_the_first_to_read_a_kind_of_record() -> None:
+def test_threads_may_decode_a_record_type_for_the_first_time_at_once() -> None:
     assert subprocess.run([sys.executable, "-c", _READS], timeout=DEADLINE_S).returncode == 0

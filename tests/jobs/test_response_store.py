@@ -1,4 +1,4 @@
-"""Stored responses: chains, what expires with them, and who may end them; on every database there is."""
+"""Stored responses: chains, their expiry, and their owners; on every supported database."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def an_item(name: str, *, is_output: bool = False) -> ItemRecord:
     return ItemRecord(id=name, content=b'"%b"' % name.encode(), is_output=is_output)
 
 
-async def test_a_chain_comes_back_in_its_order(stores: Stores) -> None:
+async def test_a_chain_is_returned_in_order(stores: Stores) -> None:
     store = stores.responses
     await store.add(a_response("a"), [an_item("a1"), an_item("a2", is_output=True)])
     await store.add(a_response("b", "a"), [an_item("b1")])
@@ -73,7 +73,7 @@ async def test_a_chain_comes_back_in_its_order(stores: Stores) -> None:
         await store.chain("ann", "c", max_bytes=10)
 
 
-async def test_a_chain_with_a_gap_is_none(stores: Stores) -> None:
+async def test_a_chain_with_a_gap_is_not_found(stores: Stores) -> None:
     store = stores.responses
     await store.add(a_response("a"), [])
     await store.add(a_response("b", "a"), [])
@@ -82,7 +82,7 @@ async def test_a_chain_with_a_gap_is_none(stores: Stores) -> None:
         await store.chain("ann", "b", max_bytes=100)
 
 
-async def test_what_is_gone_on_from_lives_as_long_as_what_goes_on(stores: Stores) -> None:
+async def test_a_response_lives_as_long_as_its_continuations(stores: Stores) -> None:
     store = stores.responses
     await store.add(a_response("a"), [an_item("a1")])
     await store.add(a_response("b", "a", expires_at=9 * DAY_S), [an_item("b1")])
@@ -97,19 +97,19 @@ async def test_what_is_gone_on_from_lives_as_long_as_what_goes_on(stores: Stores
     assert await store.content_by_id("ann", ["a1"]) == {}
 
 
-async def test_others_see_nothing(stores: Stores) -> None:
+async def test_other_owners_see_nothing(stores: Stores) -> None:
     store = stores.responses
     await store.add(a_response("a"), [an_item("a1")])
     assert await store.content_by_id("bob", ["a1"]) == {}
     page = PageQuery(limit=10)
-    for look in (
+    for access in (
         lambda: store.get("bob", "a"),
         lambda: store.chain("bob", "a", max_bytes=100),
         lambda: store.inputs("bob", "a", page),
         lambda: store.delete("bob", "a"),
     ):
         with pytest.raises(JobObjectNotFound):
-            await look()
+            await access()
     stores.now_s = DAY_S
     with pytest.raises(JobObjectNotFound):
         await store.get("ann", "a")
@@ -129,7 +129,7 @@ async def test_a_response_ends_once(stores: Stores) -> None:
     assert await store.events("a") is None
 
 
-async def test_the_end_brings_outputs_and_events(stores: Stores) -> None:
+async def test_finishing_adds_outputs_and_events(stores: Stores) -> None:
     store = stores.responses
     await store.add(a_response("a", status=ResponseStatus.QUEUED), [an_item("a1")])
     assert await store.finish(a_response("a"), [an_item("a2", is_output=True)], [b"events"])
@@ -141,33 +141,34 @@ async def test_the_end_brings_outputs_and_events(stores: Stores) -> None:
     assert not has_more
 
 
-def kept(name: str, answer: str | None = None) -> ConversationItem:
+def chat_item(name: str, answer: str | None = None) -> ConversationItem:
     written = b"\x01" if name.endswith("1") and answer else b""
     return ConversationItem(id=name, content=name.encode(), answer_id=answer, written=written, vocabulary="v")
 
 
-async def test_a_conversation_keeps_its_order_and_knows_whole_answers(stores: Stores) -> None:
+async def test_a_conversation_stores_its_order_and_complete_answers(stores: Stores) -> None:
     conversations = stores.responses.conversations
-    await conversations.create("ann", "c", {"a": "b"}, [kept("i1"), kept("i2")])
-    turn = ConversationTurn("c", (kept("i2"), kept("i3"), kept("o1", "r"), kept("o2", "r")), expires_at=9)
+    await conversations.create("ann", "c", {"a": "b"}, [chat_item("i1"), chat_item("i2")])
+    new = (chat_item("i2"), chat_item("i3"), chat_item("o1", "r"), chat_item("o2", "r"))
+    turn = ConversationTurn("c", new, expires_at=9)
     with pytest.raises(InvalidRequest):
         await conversations.append("ann", turn, only_new=False)
     await conversations.append("ann", turn, only_new=True)
     items = await conversations.items("ann", "c", max_bytes=100)
     assert [item.id for item in items] == ["i1", "i2", "i3", "o1", "o2"]
-    assert items[3] == kept("o1", "r")
+    assert items[3] == chat_item("o1", "r")
     assert await conversations.content_by_id("ann", ["o2", "x"]) == {"o2": b"o2"}
     await conversations.delete_item("ann", "c", "o2")
     assert (await conversations.item("ann", "c", "o1")).written == b""
     with pytest.raises(InvalidRequest):
         await conversations.items("ann", "c", max_bytes=3)
-    for look in (
+    for access in (
         lambda: conversations.get("bob", "c"),
         lambda: conversations.append("bob", turn, only_new=True),
         lambda: conversations.delete_item("ann", "c", "o2"),
     ):
         with pytest.raises(JobObjectNotFound):
-            await look()
+            await access()
     stores.now_s = 9
     with pytest.raises(JobObjectNotFound):
         await conversations.get("ann", "c")

@@ -1,4 +1,4 @@
-"""Lines of JSONL: read, checked, answered."""
+"""Lines of JSONL: reading, checks, results."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from tests.jobs.support import URL, row
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize(
-    ("content", "most_bytes", "found"),
+    ("content", "most_bytes", "expected"),
     [
         (b"\xef\xbb\xbfone\r\n\n  two \n\xc3\xa9\nlast", 100, [b"one", b"", b"two", "é".encode(), b"last"]),
         (b"ten bytes.\n" + b" " * 500 + b"\nlast", 10, [b"ten bytes.", b" " * 11, b"last"]),
     ],
-    ids=["short lines", "one byte too much is kept of a line that is too large"],
+    ids=["short lines", "a line that is too large is cut one byte after the limit"],
 )
 def test_lines_do_not_depend_on_how_the_file_is_cut(
-    size: int, content: bytes, most_bytes: int, found: list[bytes]
+    size: int, content: bytes, most_bytes: int, expected: list[bytes]
 ) -> None:
     splitter, lines = LineSplitter(most_bytes), []
     for start in range(0, len(content), size):
         lines += splitter.feed(content[start : start + size])
     lines += splitter.end()
-    assert [(line.number, line.content) for line in lines] == [*enumerate(found, start=1)]
+    assert [(line.number, line.content) for line in lines] == [*enumerate(expected, start=1)]
 
 
-def test_a_row_keeps_its_body_as_it_was_written() -> None:
+def test_a_row_has_its_body_unchanged() -> None:
     line = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{ "x": 1.50 }}'
     assert parse_row(InputLine(9, line), URL) == BatchRow(9, "a", b'{ "x": 1.50 }')
 
@@ -73,7 +73,7 @@ def test_a_bad_line_is_named(content: bytes | dict[str, object], code: str, para
     assert (bad.value.code, bad.value.param) == (code, param)
 
 
-def checked(
+def errors_of(
     *contents: bytes, max_rows: int = 1000, max_line_bytes: int = 1000
 ) -> list[tuple[str, int | None]]:
     check = InputCheck(URL, max_rows=max_rows, max_line_bytes=max_line_bytes)
@@ -81,33 +81,33 @@ def checked(
     return [(error.code, error.line) for error in check.errors()]
 
 
-def encoded(number: int) -> bytes:
+def row_bytes(number: int) -> bytes:
     return json.dumps(row(number)).encode()
 
 
 @pytest.mark.parametrize(
-    ("contents", "limits", "found"),
+    ("contents", "limits", "expected"),
     [
         ([], {}, [("empty_file", None)]),
-        ([encoded(1), encoded(2), encoded(1)], {}, [("duplicate_custom_id", 3)]),
-        ([encoded(1), encoded(2), encoded(3)], {"max_rows": 2}, [("too_many_requests_in_file", None)]),
-        ([encoded(1)], {"max_line_bytes": 10}, [("request_too_large", 1)]),
+        ([row_bytes(1), row_bytes(2), row_bytes(1)], {}, [("duplicate_custom_id", 3)]),
+        ([row_bytes(1), row_bytes(2), row_bytes(3)], {"max_rows": 2}, [("too_many_requests_in_file", None)]),
+        ([row_bytes(1)], {"max_line_bytes": 10}, [("request_too_large", 1)]),
         ([b"x"] * 500, {}, [("invalid_json_line", line) for line in range(1, MAX_ERRORS + 1)]),
     ],
-    ids=["nothing", "an id twice", "many rows", "a long line", "only the first errors are kept"],
+    ids=["empty", "a repeated id", "many rows", "a long line", "only the first errors are reported"],
 )
-def test_a_file_that_is_no_batch(
-    contents: list[bytes], limits: dict[str, int], found: list[tuple[str, int | None]]
+def test_invalid_batch_files(
+    contents: list[bytes], limits: dict[str, int], expected: list[tuple[str, int | None]]
 ) -> None:
-    assert checked(*contents, **limits) == found
+    assert errors_of(*contents, **limits) == expected
 
 
 @pytest.mark.parametrize(
     "contents",
-    [[encoded(number) for number in range(3)], [b"x"] * MAX_ERRORS, [b""] * 100_001],
+    [[row_bytes(number) for number in range(3)], [b"x"] * MAX_ERRORS, [b""] * 100_001],
     ids=["many rows", "many errors", "many blank lines"],
 )
-def test_a_file_that_is_no_batch_is_read_no_further(contents: list[bytes]) -> None:
+def test_reading_an_invalid_batch_file_stops(contents: list[bytes]) -> None:
     check = InputCheck(URL, max_rows=2 if len(contents) == 3 else 1000, max_line_bytes=1000)
     lines = [InputLine(number, content) for number, content in enumerate(contents, 1)]
     assert check.feed(lines)
@@ -116,7 +116,7 @@ def test_a_file_that_is_no_batch_is_read_no_further(contents: list[bytes]) -> No
     assert check.errors() == errors != []
 
 
-def test_the_line_of_an_answer() -> None:
+def test_the_result_line_of_an_answer() -> None:
     body = b'{"usage":{"prompt_tokens":5,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":2}}}'
     result = row_result(
         "batch_1", BatchRow(4, "a", b"{}"), RowAnswer(status=200, request_id="req_9", body=body)
@@ -129,7 +129,7 @@ def test_the_line_of_an_answer() -> None:
     assert (result.input_tokens, result.cached_tokens, result.output_tokens) == (5, 2, 7)
 
 
-def test_the_line_of_a_refusal_keeps_the_status() -> None:
+def test_the_result_line_of_an_error_has_its_status() -> None:
     answer = RowAnswer(status=400, request_id="req_9", body=b'{"error":{"code":"x"}}')
     result = row_result("batch_1", BatchRow(4, "a", b"{}"), answer)
     assert not result.is_ok
@@ -138,7 +138,7 @@ def test_the_line_of_a_refusal_keeps_the_status() -> None:
     assert line["error"] is None
 
 
-def test_the_line_of_a_row_that_came_too_late() -> None:
+def test_the_result_line_of_an_expired_row() -> None:
     line = json.loads(expired("batch_1", BatchRow(4, "a", b"{}")).content)
     assert (line["custom_id"], line["response"], line["error"]["code"]) == ("a", None, "batch_expired")
 
@@ -151,7 +151,7 @@ def test_windows(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "h", "24", "24 h", "-1h", "0h", "721h", "1d", "30m1h", "٣h", "24h\n"])
-def test_what_is_no_window(text: str) -> None:
+def test_invalid_windows(text: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         window_seconds(text)
     assert refusal.value.param == "completion_window"

@@ -1,4 +1,4 @@
-"""What is stored of an owner: everything that takes room, and nothing that is another's or has expired."""
+"""The stored amount of an owner includes all content of that owner, except expired content."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import pytest
 
 from openai_cpu_server.jobs.records import BatchStatus, StorageLimits, StoredAmount
 from tests.jobs.test_response_store import a_response, an_item
-from tests.jobs.test_stores import a_file, begun, result, store_file, stores_at
+from tests.jobs.test_stores import a_file, result, started_batch, store_file, stores_at
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_all_that_is_stored_is_counted_for_its_owner_as_long_as_it_is_there(where: str) -> None:
+async def test_stored_content_counts_for_its_owner_until_it_expires(where: str) -> None:
     async with stores_at(where) as stores:
         sizes, files, book = stores.storage, stores.files, stores.ledger()
-        batch = await begun(stores, book)  # its input has a byte
+        batch = await started_batch(stores, book)  # the input has one byte
         assert await sizes.stored("") == StoredAmount(num_bytes=1, num_files=1)
-        await book.record(batch, [result(1), result(2, is_ok=False)])  # two bytes each, files when it ends
+        await book.record(batch, [result(1), result(2, is_ok=False)])  # two bytes each; the end adds files
         assert await sizes.stored("") == StoredAmount(num_bytes=5, num_files=1)
         await book.finish(batch.id, BatchStatus.EXPIRED)
         assert await sizes.stored("") == StoredAmount(num_bytes=5, num_files=3)
@@ -37,7 +37,7 @@ async def test_all_that_is_stored_is_counted_for_its_owner_as_long_as_it_is_ther
         assert await sizes.stored("bob") == StoredAmount()
 
 
-def test_a_limit_is_what_may_be_there_and_not_one_more() -> None:
+def test_a_limit_may_be_reached_but_not_exceeded() -> None:
     limits = StorageLimits(max_bytes=10, max_files=2)
     assert limits.excess(StoredAmount(num_bytes=10, num_files=2)) is None
     assert "bytes" in (limits.excess(StoredAmount(num_bytes=11)) or "")

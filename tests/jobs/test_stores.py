@@ -1,4 +1,4 @@
-"""What is committed, and who may write: on a real SQLite file, and in PostgreSQL's SQL."""
+"""Commits and leases of the stores, on a real SQLite file and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -113,16 +113,16 @@ def a_batch(number: int = 0, owner: str = "", model: str = "m", file: str = "fil
 
 
 async def store_file(files: FileStore, record: FileRecord, *content: bytes) -> FileRecord:
-    """In as many parts as there are."""
-    found = content or (b"x",)
+    """Store a file in these parts; without parts, its content is one byte."""
+    parts = content or (b"x",)
     await files.begin(record, until_s=1000)
-    await files.append(record.id, found, first=1)
-    stored = msgspec.structs.replace(record, bytes=sum(map(len, found)))
+    await files.append(record.id, parts, first=1)
+    stored = msgspec.structs.replace(record, bytes=sum(map(len, parts)))
     await files.complete(stored)
     return stored
 
 
-async def begun(stores: Stores, book: BatchLedger, number: int = 0) -> BatchRecord:
+async def started_batch(stores: Stores, book: BatchLedger, number: int = 0) -> BatchRecord:
     if number == 0:
         await store_file(stores.files, a_file())
     batch = await stores.batches.create(a_batch(number))
@@ -140,7 +140,7 @@ async def content(stores: Stores, file_id: str) -> bytes:
     return b"".join([part async for part in stores.files.content(file_id)])
 
 
-async def test_a_file_comes_back_as_it_was(stores: Stores) -> None:
+async def test_a_file_is_returned_unchanged(stores: Stores) -> None:
     files = stores.files
     stored = await store_file(files, a_file(), b"ab", b"c")
     assert stored.bytes == 3
@@ -148,7 +148,7 @@ async def test_a_file_comes_back_as_it_was(stores: Stores) -> None:
     assert await content(stores, "file-0") == b"abc"
 
 
-async def test_an_upload_is_seen_by_nobody_before_its_end_and_is_swept_if_it_has_none(stores: Stores) -> None:
+async def test_an_unfinished_upload_is_hidden_and_is_removed_in_time(stores: Stores) -> None:
     files, batches = stores.files, stores.batches
     await files.begin(a_file(), until_s=200)
     await files.append("file-0", [b"x"], first=1)
@@ -170,7 +170,7 @@ async def test_an_upload_is_seen_by_nobody_before_its_end_and_is_swept_if_it_has
         await files.complete(a_file())
 
 
-async def test_a_large_file_is_removed_part_by_part_and_is_gone_at_once(stores: Stores) -> None:
+async def test_a_large_file_is_hidden_at_once_and_removed_in_steps(stores: Stores) -> None:
     files = stores.files
     await store_file(files, a_file(), *[b"x"] * 40)
     await files.delete("", "file-0")
@@ -181,7 +181,7 @@ async def test_a_large_file_is_removed_part_by_part_and_is_gone_at_once(stores: 
     assert await files.expired() == []
 
 
-async def test_expired_files_are_hidden_then_swept_but_not_inputs_in_use(stores: Stores) -> None:
+async def test_expired_files_are_hidden_and_removed_except_inputs_in_use(stores: Stores) -> None:
     files, batches = stores.files, stores.batches
     for number in (0, 1):
         await store_file(files, a_file(number, expires_at=200))
@@ -198,7 +198,7 @@ async def test_expired_files_are_hidden_then_swept_but_not_inputs_in_use(stores:
 
 async def test_the_input_of_a_batch_cannot_be_deleted_before_its_end(stores: Stores) -> None:
     book, files = stores.ledger(), stores.files
-    batch = await begun(stores, book)
+    batch = await started_batch(stores, book)
     stores.now_s = 102
     with pytest.raises(FileInUse, match="batch_0"):
         await files.delete("", "file-0")
@@ -210,7 +210,7 @@ async def test_the_input_of_a_batch_cannot_be_deleted_before_its_end(stores: Sto
     assert await content(stores, "file-0") == b""
 
 
-async def test_others_see_nothing(stores: Stores) -> None:
+async def test_other_owners_see_nothing(stores: Stores) -> None:
     files, batches = stores.files, stores.batches
     await store_file(files, a_file(owner="ann"))
     await batches.create(a_batch(owner="ann"))
@@ -229,7 +229,7 @@ async def test_others_see_nothing(stores: Stores) -> None:
 
 async def test_a_row_ends_once(stores: Stores) -> None:
     book = stores.ledger()
-    batch = await begun(stores, book)
+    batch = await started_batch(stores, book)
     await book.record(batch, [result(1), result(3, is_ok=False)])
     with pytest.raises(IntegrityError):
         await book.record(batch, [result(2), result(1)])
@@ -240,7 +240,7 @@ async def test_a_row_ends_once(stores: Stores) -> None:
 
 async def test_the_output_is_in_the_order_of_the_input(stores: Stores) -> None:
     book = stores.ledger()
-    batch = await begun(stores, book)
+    batch = await started_batch(stores, book)
     for line in (3, 1, 2):
         await book.record(batch, [result(line)])
     assert (await stores.batches.get("", batch.id)).output_file_id is None
@@ -254,7 +254,7 @@ async def test_the_output_is_in_the_order_of_the_input(stores: Stores) -> None:
     assert (await stores.files.get("", "file-out-0")).bytes == 6
 
 
-async def test_a_wrong_input_is_kept_with_its_errors(stores: Stores) -> None:
+async def test_a_wrong_input_is_stored_with_its_errors(stores: Stores) -> None:
     book, batches = stores.ledger(), stores.batches
     await store_file(stores.files, a_file())
     batch = await batches.create(a_batch())
@@ -266,9 +266,9 @@ async def test_a_wrong_input_is_kept_with_its_errors(stores: Stores) -> None:
     assert (stored.status, stored.failed_at, stored.errors) == (BatchStatus.FAILED, 101, errors)
 
 
-async def test_one_holds_a_batch(stores: Stores) -> None:
+async def test_one_ledger_holds_a_batch(stores: Stores) -> None:
     first, second = stores.ledger(), stores.ledger()
-    batch = await begun(stores, first)
+    batch = await started_batch(stores, first)
     stores.now_s = 110
     assert await second.unfinished("m") == []
     assert not await second.claim(batch)
@@ -292,7 +292,7 @@ async def test_one_holds_a_batch(stores: Stores) -> None:
 
 async def test_the_lease_of_another_machine_runs_out_unless_it_is_renewed(stores: Stores) -> None:
     first, second = stores.ledger("elsewhere 1 1 x"), stores.ledger()
-    await begun(stores, first)
+    await started_batch(stores, first)
     stores.now_s = 120
     await first.renew()
     stores.now_s = 149
@@ -305,9 +305,9 @@ async def test_the_lease_of_another_machine_runs_out_unless_it_is_renewed(stores
 async def test_a_process_keeps_its_lease_when_the_clock_is_set(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wall clock, and the time of the boot that is reckoned from it, jump."""
+    """Let the wall clock jump, and with it the time of the boot that is computed from it."""
     first, second = stores.ledger(), stores.ledger()
-    await begun(stores, first)
+    await started_batch(stores, first)
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: 12345.0)
     stores.now_s = 10**9
     assert await second.unfinished("m") == []
@@ -327,7 +327,7 @@ def test_the_lease_of_a_dead_process_is_free_at_once() -> None:
         assert is_left_behind(other, 100.0, 99.0) == is_free, other
 
 
-async def test_batches_of_other_models_are_left_until_they_only_have_to_be_ended(stores: Stores) -> None:
+async def test_batches_of_other_models_are_left_alone_until_they_must_end(stores: Stores) -> None:
     book, batches = stores.ledger(), stores.batches
     await store_file(stores.files, a_file())
     for number in (0, 1):
@@ -342,7 +342,7 @@ async def test_batches_of_other_models_are_left_until_they_only_have_to_be_ended
 
 async def test_a_cancellation_wins_over_the_end_of_the_work(stores: Stores) -> None:
     book, batches = stores.ledger(), stores.batches
-    batch = await begun(stores, book)
+    batch = await started_batch(stores, book)
     await book.record(batch, [result(1)])
     stores.now_s = 102
     assert (await batches.cancel("", batch.id)).status is BatchStatus.CANCELLING
@@ -369,10 +369,10 @@ def _execute(path: Path, *statements: str) -> None:
             connection.execute(statement)
 
 
-async def test_a_database_of_the_first_version_is_brought_forward_and_loses_nothing(tmp_path: Path) -> None:
+async def test_a_database_of_the_first_version_is_migrated_and_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     async with stores_at(str(path)) as stores:
-        await store_file(stores.files, a_file(), b"kept")
+        await store_file(stores.files, a_file(), b"data")
     for table in ("responses", "response_items", "response_events", "conversations", "conversation_items"):
         _execute(path, f"DROP TABLE {table}")
     _execute(path, "DROP TABLE usage", "UPDATE schema_version SET version = 1")
@@ -409,23 +409,23 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "message"),
     [
         ("mysql://h/d", "mysql is not supported"),
         ("no url://", "neither a path nor"),
         ("/proc/nowhere/jobs.db", "cannot open"),
-        # Refused for what is missing, the driver or the server; in either case without the password.
+        # Either the driver or the server is missing; neither message has the password.
         ("postgresql://ann:hunter2@127.0.0.1:1/x", "cannot (open the jobs database|use) postgresql"),
     ],
 )
-def test_a_database_that_cannot_be_had_is_one_line(where: str, said: str) -> None:
-    with pytest.raises(StartupError, match=said) as refusal:
+def test_an_unavailable_database_is_one_line(where: str, message: str) -> None:
+    with pytest.raises(StartupError, match=message) as refusal:
         open_database(where)
     assert "\n" not in str(refusal.value)
     assert "hunter2" not in str(refusal.value)
 
 
-def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     (tmp_path / "jobs.db").write_bytes(b"not a database" * 100)
     with pytest.raises(StartupError, match="cannot open"):
         open_database(str(tmp_path / "jobs.db"))
@@ -437,19 +437,19 @@ async def test_sqlite_syncs_every_commit(sqlite: Stores) -> None:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
 
 
-async def test_rows_are_locked_where_others_may_write_too(sqlite: Stores) -> None:
-    """In PostgreSQL: SQLite lets one in at a time."""
+async def test_rows_are_locked_on_postgresql(sqlite: Stores) -> None:
+    """Read the SQL for PostgreSQL; SQLite has one writer at a time."""
     compiled: list[str] = []
 
-    def compile_it(_: object, statement: object, *rest: object) -> None:
+    def record_sql(_: object, statement: object, *rest: object) -> None:
         if hasattr(statement, "compile"):
             compiled.append(str(statement.compile(dialect=postgresql.dialect())))
 
-    event.listen(Engine, "before_execute", compile_it)
+    event.listen(Engine, "before_execute", record_sql)
     try:
-        batch = await begun(sqlite, book := sqlite.ledger())
+        batch = await started_batch(sqlite, book := sqlite.ledger())
         begin = [sql for sql in compiled if "FOR UPDATE" in sql]
         await book.finish(batch.id, BatchStatus.EXPIRED)
     finally:
-        event.remove(Engine, "before_execute", compile_it)
+        event.remove(Engine, "before_execute", record_sql)
     assert 0 < len(begin) < len([sql for sql in compiled if "FOR UPDATE" in sql])

@@ -1,4 +1,4 @@
-"""What keys have used: sums in memory and in the database, of one server and of several."""
+"""Usage of keys: sums in memory and in the database, of one server and of several."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.anyio
 
 MONDAY, TUESDAY = "2026-11-23", "2026-11-24"
-NOON_S = 1795435200.0
-"""Of that Monday."""
+NOON_S = 1795435200.0  # of that Monday
 ALL = PageQuery(limit=100, is_ascending=True)
 ONE = Amounts(requests=1, input_tokens=10, cached_tokens=4, output_tokens=2, audio_seconds=30.0, cpu_ms=1.5)
 
 
-def asked(**fields: object) -> UsageQuery:
+def query(**fields: object) -> UsageQuery:
     return UsageQuery(**{"page": ALL, **fields})  # type: ignore[arg-type]
 
 
-async def test_it_is_there_after_the_end_and_servers_add_up(where: str) -> None:
+async def test_usage_survives_a_restart_and_servers_add_up(where: str) -> None:
     clock = lambda: NOON_S  # noqa: E731
     async with jobs_at(where, clock=clock) as one, jobs_at(where, clock=clock) as other:
         for jobs in (one, other):
             jobs.usage.add("alice", "m", ONE)
             jobs.usage.add("alice", "m", Amounts(cpu_ms=0.5))
         other.usage.add("", "m", Amounts(recalled_requests=1, recalled_input_tokens=3))
-        (row,) = (await one.usage.page(asked())).rows
+        (row,) = (await one.usage.page(query())).rows
         assert (row.day, row.key, row.model) == (MONDAY, "alice", "m")
-        assert row.amounts == ONE + Amounts(cpu_ms=0.5), "the other has not written yet"
+        assert row.amounts == ONE + Amounts(cpu_ms=0.5), "the other server has not written yet"
     async with jobs_at(where) as later:
-        page = await later.usage.page(asked())
+        page = await later.usage.page(query())
     assert [row.key for row in page.rows] == ["", "alice"]
     assert page.rows[1].amounts == ONE + ONE + Amounts(cpu_ms=1.0)
     assert page.total.amounts == page.rows[0].amounts + page.rows[1].amounts
@@ -58,27 +57,27 @@ async def book(where: str) -> AsyncIterator[UsageBook]:
 
 
 async def rows(book: UsageBook, **fields: object) -> list[tuple[str | None, str | None, str | None, int]]:
-    page = await book.page(asked(**fields))
+    page = await book.page(query(**fields))
     return [(row.day, row.key, row.model, row.amounts.requests) for row in page.rows]
 
 
-async def test_what_is_asked_for_and_told_apart(book: UsageBook) -> None:
+async def test_usage_is_filtered_and_grouped(book: UsageBook) -> None:
     assert len(await rows(book)) == 8
     assert await rows(book, start=TUESDAY, keys=("a",), models=("m",)) == [(TUESDAY, "a", "m", 1)]
     assert await rows(book, end=MONDAY, by=("day",)) == [(MONDAY, None, None, 4)]
     by_both = await rows(book, by=("key", "model"), models=("org/n",))
     assert by_both == [(None, key, "org/n", 2) for key in ("a", "b")]
-    assert await rows(book, keys=("nobody",)) == await rows(book, by=()) == []
-    assert (await book.page(asked(by=()))).total.amounts.requests == 8
-    assert (await book.page(asked(keys=("nobody",)))).total.amounts == Amounts()
+    assert await rows(book, keys=("absent",)) == await rows(book, by=()) == []
+    assert (await book.page(query(by=()))).total.amounts.requests == 8
+    assert (await book.page(query(keys=("absent",)))).total.amounts == Amounts()
 
 
 @pytest.mark.parametrize("is_ascending", [True, False])
-async def test_pages_hold_all_of_it_once(book: UsageBook, is_ascending: bool) -> None:
+async def test_pages_have_each_row_once(book: UsageBook, is_ascending: bool) -> None:
     found, after, has_more = [], None, True
     while has_more:
-        query = asked(page=PageQuery(limit=3, is_ascending=is_ascending), after=after)
-        page = await book.page(query)
+        limit = PageQuery(limit=3, is_ascending=is_ascending)
+        page = await book.page(query(page=limit, after=after))
         found += [(str(row.day), str(row.key), str(row.model)) for row in page.rows]
         after, has_more = found[-1], page.has_more
         assert page.total.amounts.requests == 8
@@ -86,16 +85,18 @@ async def test_pages_hold_all_of_it_once(book: UsageBook, is_ascending: bool) ->
     assert len(found) == 8
 
 
-async def test_costs_are_those_of_the_models_that_have_a_price(book: UsageBook) -> None:
+async def test_only_models_with_a_price_have_costs(book: UsageBook) -> None:
     prices = {"m": Price(input=1e6, cached=1e5, output=2e6, audio_minute=0.5)}
-    own = 6 + 4 / 10 + 4 + 0.25
-    page = await book.page(asked(prices=prices, by=("model",)))
-    assert [row.cost for row in page.rows] == [pytest.approx(4 * own), None]
-    assert page.total.cost == pytest.approx(4 * own)
-    assert (await book.page(asked())).total.cost is None
+    cost = 6 + 4 / 10 + 4 + 0.25
+    page = await book.page(query(prices=prices, by=("model",)))
+    assert [row.cost for row in page.rows] == [pytest.approx(4 * cost), None]
+    assert page.total.cost == pytest.approx(4 * cost)
+    assert (await book.page(query())).total.cost is None
 
 
-async def test_an_absent_database_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_usage_is_not_lost_while_the_database_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="openai_cpu_server")
     path = tmp_path / "jobs.db"
     async with stores_at(str(path)) as stores:
@@ -103,21 +104,21 @@ async def test_an_absent_database_loses_nothing(tmp_path: Path, caplog: pytest.L
         connection.execute("ALTER TABLE usage RENAME TO away")
         book.add("a", "m", ONE)
         with pytest.raises(JobsUnavailable):
-            await book.page(asked())
+            await book.page(query())
         for _ in range(2):
             await book.save()
         book.add("a", "m", ONE)
         connection.execute("ALTER TABLE away RENAME TO usage")
         connection.close()
         await book.save()
-        page = await book.page(asked())
+        page = await book.page(query())
     assert page.total.amounts == ONE + ONE
     away, back = caplog.messages
     assert away.startswith("the usage of keys cannot be written: ")
     assert back == "the usage of keys is written again"
 
 
-async def test_it_is_written_by_itself(tmp_path: Path) -> None:
+async def test_usage_is_written_periodically(tmp_path: Path) -> None:
     async with stores_at(str(tmp_path / "jobs.db")) as stores, anyio.create_task_group() as group:
         connection = sqlite3.connect(tmp_path / "jobs.db")
         book = UsageBook(stores.database, stores.threads, clock=lambda: NOON_S, write_s=0.01)

@@ -1,4 +1,4 @@
-"""The metrics of a server as Prometheus' text format has them."""
+"""The metrics of a server in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.api.serving import new_engine
 
 
 def families() -> dict[str, str]:
-    """Name -> type."""
+    """Return the type of each metric by name."""
     telemetry = Telemetry.new(model="m")
     telemetry.metrics.add(EngineGauges(lambda: [("m", new_engine())]))
     page = telemetry.metrics.page().decode()

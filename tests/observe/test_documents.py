@@ -1,4 +1,4 @@
-"""The dashboard says what `/metrics` says. (Of the manual: `tests/docs`.)"""
+"""The dashboard shows the metrics of `/metrics`. `tests/docs` checks the manual."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.observe.families import families
 ROOT = Path(__file__).parent.parent.parent
 DASHBOARD = json.loads((ROOT / "deploy" / "chart" / "files" / "dashboard.json").read_text())
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="metrics of the process are Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has metrics of the process")
 
 
 @pytest.fixture(scope="module", name="families")
-def served() -> dict[str, str]:
+def metric_types() -> dict[str, str]:
     return families()
 
 
@@ -58,10 +58,10 @@ def test_the_dashboard_can_be_imported() -> None:
 
 
 def test_panels_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
+    used: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken, panel["title"]
-        assert all(x < 24 for x, _ in cells)
-        taken |= cells
+        x, y, width, height = (panel["gridPos"][key] for key in "xywh")
+        cells = {(column, row) for column in range(x, x + width) for row in range(y, y + height)}
+        assert not cells & used, panel["title"]
+        assert x + width <= 24
+        used |= cells

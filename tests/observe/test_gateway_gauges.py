@@ -1,4 +1,4 @@
-"""What gateways read, as they read it: the first series of each name, or the sum of all."""
+"""Gauges for gateways, which read the first series of each name, or the sum of all."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.anyio
 USAGE = "vllm:kv_cache_usage_perc"
 
 
-class Told(FakeEngine):
-    """Says what it is told to say."""
+class ReportingEngine(FakeEngine):
+    """An engine whose status a test sets."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Told(FakeEngine):
         state: EngineState = EngineState.READY,
     ) -> None:
         counts = [dict(zip(("interactive", "batch"), pair, strict=True)) for pair in (running, waiting)]
-        told = msgspec.structs.replace(READY, running=counts[0], waiting=counts[1], state=state)
-        super().__init__(info, told)
+        status = msgspec.structs.replace(READY, running=counts[0], waiting=counts[1], state=state)
+        super().__init__(info, status)
         self._used_blocks = used_blocks
         self._requests = live
 
@@ -59,8 +59,8 @@ class Told(FakeEngine):
         return KVStats(**{**nothing, "pool_blocks_used": self._used_blocks})
 
 
-def told(*engines: tuple[str, Engine]) -> dict[str, Sample]:
-    """The series by name: there is one of each."""
+def series(*engines: tuple[str, Engine]) -> dict[str, Sample]:
+    """Return the series by name, of which there is one each."""
     text = metrics_text(GatewayGauges(lambda: engines, clock=lambda: 1000.0)).decode()
     families = list(text_string_to_metric_families(text))
     assert {family.type for family in families} == {"gauge"}
@@ -69,8 +69,8 @@ def told(*engines: tuple[str, Engine]) -> dict[str, Sample]:
     return {sample.name: sample for sample in samples}
 
 
-def test_one_model_as_vllm_tells_its_own() -> None:
-    found = told(("demo", Told(running=(2, 3), waiting=(4, 50), used_blocks=64)))
+def test_one_model_is_reported_as_by_vllm() -> None:
+    found = series(("demo", ReportingEngine(running=(2, 3), waiting=(4, 50), used_blocks=64)))
     labels = {"engine": "0", "model_name": "demo"}
     for name, value in (("num_requests_running", 5), ("num_requests_waiting", 4)):
         sample = found[f"vllm:{name}"]
@@ -80,16 +80,16 @@ def test_one_model_as_vllm_tells_its_own() -> None:
     facts = {"block_size": "16", "num_gpu_blocks": "256", "kv_cache_size_tokens": "4096"}
     assert config.value == 1
     assert config.labels == {**facts, "engine": "0", "cache_dtype": "f16"}
-    assert len(found) == 4, "there are no adapters"
+    assert len(found) == 4, "without adapters their series is absent"
 
 
 def test_several_models_are_one_server() -> None:
-    """Those that have no pool, or none any more, do not dilute it."""
-    found = told(
-        ("a", Told(waiting=(1, 1), used_blocks=256)),
-        ("b", Told(waiting=(2, 2), used_blocks=0)),
-        ("vectors", Told(FAKE_EMBEDDER, waiting=(4, 0))),
-        ("asleep", Told(state=EngineState.ASLEEP)),
+    """The usage leaves out models without a pool, such as unloaded ones."""
+    found = series(
+        ("a", ReportingEngine(waiting=(1, 1), used_blocks=256)),
+        ("b", ReportingEngine(waiting=(2, 2), used_blocks=0)),
+        ("vectors", ReportingEngine(FAKE_EMBEDDER, waiting=(4, 0))),
+        ("asleep", ReportingEngine(state=EngineState.ASLEEP)),
     )
     assert found["vllm:num_requests_waiting"].value == 7
     assert found["vllm:num_requests_waiting"].labels["model_name"] == "a"
@@ -98,14 +98,14 @@ def test_several_models_are_one_server() -> None:
 
 
 @pytest.mark.parametrize("info", [None, FAKE_EMBEDDER])
-def test_a_server_without_cells_says_so(info: ModelInfo | None) -> None:
-    found = told(("m", Told(info, state=EngineState.LOADING)))
+def test_a_server_without_cells_reports_zero_blocks(info: ModelInfo | None) -> None:
+    found = series(("m", ReportingEngine(info, state=EngineState.LOADING)))
     assert found[USAGE].value == 0
     assert found["vllm:cache_config_info"].labels["num_gpu_blocks"] == "0"
 
 
-def test_a_model_that_sleeps_tells_of_the_pool_that_it_will_have() -> None:
-    found = told(("m", Told(state=EngineState.ASLEEP)))
+def test_a_sleeping_model_reports_its_future_pool() -> None:
+    found = series(("m", ReportingEngine(state=EngineState.ASLEEP)))
     assert found["vllm:cache_config_info"].labels["num_gpu_blocks"] == "256"
 
 
@@ -113,13 +113,13 @@ def live(name: str | None, state: RequestState, priority: Priority = Priority.IN
     return msgspec.structs.replace(FAKE_LIVE, priority=priority, state=state, adapter=name)
 
 
-async def test_adapters_go_by_the_names_that_requests_give_them() -> None:
+async def test_adapters_are_reported_by_the_names_of_requests() -> None:
     runs, waits, batch = RequestState.RUNNING, RequestState.WAITING, Priority.BATCH
     requests = (live("fr", runs), live("fr", runs), live("de", runs, batch), live(None, runs))
-    engine = Told(live=(*requests, live("it", waits), live("es", waits, batch)))
-    assert "vllm:lora_requests_info" not in told(("m", engine))
+    engine = ReportingEngine(live=(*requests, live("it", waits), live("es", waits, batch)))
+    assert "vllm:lora_requests_info" not in series(("m", engine))
     await engine.load_adapter(adapter("fr"))
-    info = told(("m", engine), ("other", Told()))["vllm:lora_requests_info"]
+    info = series(("m", engine), ("other", ReportingEngine()))["vllm:lora_requests_info"]
     assert info.value == 1000.0
     assert info.labels == {
         "max_lora": "64",
@@ -128,12 +128,12 @@ async def test_adapters_go_by_the_names_that_requests_give_them() -> None:
     }
 
 
-async def test_over_http_it_is_the_same_on_both_pages() -> None:
-    async with observed_server("step_s=0.02") as one:
-        asking = asyncio.create_task(chat(one.http, ignore_eos=True, max_tokens=2000))
-        await eventually(lambda: one.engine.status().kv_tokens_used > 0)
-        whole, lean = await page(one.http), Page((await one.http.get("/metrics/gateway")).text)
+async def test_both_pages_over_http_have_the_same_figures() -> None:
+    async with observed_server("step_s=0.02") as server:
+        request_task = asyncio.create_task(chat(server.http, ignore_eos=True, max_tokens=2000))
+        await eventually(lambda: server.engine.status().kv_tokens_used > 0)
+        whole, lean = await page(server.http), Page((await server.http.get("/metrics/gateway")).text)
         assert lean.sum("vllm:num_requests_running") == whole.sum("vllm:num_requests_running") == 1
         assert whole.sum("ocs_kv_pool_blocks") == 256
         assert {sample.name.partition(":")[0] for sample in lean.samples} == {"vllm"}
-        asking.cancel()
+        request_task.cancel()

@@ -1,4 +1,4 @@
-"""JSON lines: whatever is logged is one object on one line. Libraries do not log what clients send."""
+"""Logs as JSON: each record is one object on one line. Libraries do not log the input of clients."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from openai_cpu_server.observe.logs import JsonFormatter, set_up_logs
 def entry_of(
     message: str, *args: object, error: Exception | None = None, fields: dict[str, object] | None = None
 ) -> dict[str, object]:
-    caught = None if error is None else (type(error), error, error.__traceback__)
+    exc_info = None if error is None else (type(error), error, error.__traceback__)
     extra = None if fields is None else {"fields": fields}
     logger = logging.getLogger("a.b")
-    record = logger.makeRecord("a.b", logging.WARNING, "f", 1, message, args, caught, extra=extra)
+    record = logger.makeRecord("a.b", logging.WARNING, "f", 1, message, args, exc_info, extra=extra)
     (line,) = JsonFormatter().format(record).splitlines()
     entry = json.loads(line)
     assert isinstance(entry, dict)
     return entry
 
 
-def test_a_message_of_several_lines_is_one_line_with_fields_beside_it() -> None:
+def test_a_message_of_several_lines_is_one_line_with_its_fields() -> None:
     entry = entry_of("two\nlines of %s \ud83d", '"text"', fields={"status": 200, "total_ms": 1.5})
     assert str(entry["message"]).startswith('two\nlines of "text"')
     assert (entry["level"], entry["logger"]) == ("warning", "a.b")
@@ -49,7 +49,7 @@ LIBRARIES = {
 
 
 @pytest.fixture
-def usual_levels() -> Iterator[None]:
+def _restored_levels() -> Iterator[None]:
     loggers = [logging.getLogger(name.partition(".")[0]) for name in LIBRARIES]
     levels = [logger.level for logger in loggers]
     yield
@@ -57,7 +57,7 @@ def usual_levels() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@pytest.mark.usefixtures("usual_levels")
+@pytest.mark.usefixtures("_restored_levels")
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_library_does_not_log_each_malformed_input(name: str) -> None:
     set_up_logs("info", "console")

@@ -11,7 +11,7 @@ from tests.api.calls import FIGURES
 from tests.clock import Clock
 
 
-def ended(seconds: float, status: int = 200, code: str | None = None) -> EndedRequest:
+def ended_request(seconds: float, status: int = 200, code: str | None = None) -> EndedRequest:
     call = EndedCall(
         model="m",
         figures=FIGURES,
@@ -36,13 +36,13 @@ def ended(seconds: float, status: int = 200, code: str | None = None) -> EndedRe
 STEP = StepFigures(sequences=2, tokens=10, sampled=2, forced=3, predicted_ms=1.0, elapsed_ms=1.0)
 
 
-def test_what_is_old_is_left_out_of_the_window_and_stays_in_the_total() -> None:
+def test_old_requests_leave_the_window_and_stay_in_the_total() -> None:
     clock = Clock(100.0)
     recent = RecentActivity(clock)
-    recent.ended(ended(1.0))
+    recent.ended(ended_request(1.0))
     recent.step_done(STEP)
     clock.now_s += 200
-    recent.ended(ended(3.0, status=499))
+    recent.ended(ended_request(3.0, status=499))
     assert (recent.window().sums.calls, recent.window().sums.failed) == (2, 1)
     assert recent.window().seconds == pytest.approx(200)
     clock.now_s += 150
@@ -53,7 +53,7 @@ def test_what_is_old_is_left_out_of_the_window_and_stays_in_the_total() -> None:
     assert (recent.total.calls, recent.total.output_tokens) == (2, 5)
 
 
-def test_throughput_is_of_the_moment() -> None:
+def test_throughput_covers_the_last_seconds() -> None:
     clock = Clock(100.0)
     recent = RecentActivity(clock)
     for _ in range(100):
@@ -68,18 +68,18 @@ def test_throughput_is_of_the_moment() -> None:
 
 def test_errors_within_a_stream_are_failures() -> None:
     recent = RecentActivity(Clock(100.0))
-    recent.ended(ended(1.0, status=200, code="request_timeout"))
+    recent.ended(ended_request(1.0, status=200, code="request_timeout"))
     assert recent.total.failed == 1
 
 
-# -- slices of time: what is old goes, and what did not happen takes no room ---------------------------------
+# -- slices of time: old ones are removed, and empty ones are not stored -----------------------------------
 
 
 def window(num_slices: int = 3) -> SlicedWindow[list[str]]:
     return SlicedWindow(list, slice_s=10, num_slices=num_slices, origin_s=100.0)
 
 
-def test_what_happens_within_a_slice_is_added_up() -> None:
+def test_events_of_a_slice_are_collected() -> None:
     slices = window()
     for now_s in (100.0, 109.9, 110.0):
         slices.at(now_s).append(f"{now_s}")
@@ -88,7 +88,7 @@ def test_what_happens_within_a_slice_is_added_up() -> None:
     assert slices.between(0, 1) == [["100.0", "109.9"]]
 
 
-def test_slices_without_anything_are_missing() -> None:
+def test_empty_slices_are_not_stored() -> None:
     slices = window()
     slices.at(100.0).append("early")
     slices.at(190.0).append("late")
@@ -97,7 +97,7 @@ def test_slices_without_anything_are_missing() -> None:
     assert slices.between(1, 9) == []
 
 
-def test_only_so_many_are_kept() -> None:
+def test_only_the_last_slices_are_stored() -> None:
     slices = window(num_slices=3)
     for number in range(100):
         slices.at(100.0 + 10 * number).append(f"{number}")

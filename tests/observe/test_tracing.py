@@ -1,4 +1,4 @@
-"""Spans, as OpenTelemetry's own exporter in memory gets them."""
+"""Spans that OpenTelemetry's in-memory exporter receives."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
 async def test_a_request_and_its_phases(
     exporter: InMemorySpanExporter, tracing: Tracing, stream: bool
 ) -> None:
-    async with observed_server("step_s=0.005", tracing=tracing) as one:
-        one.http.headers["traceparent"] = PARENT
-        await chat(one.http, ignore_eos=True, stream=stream)
-        await one.http.get("/metrics")
+    async with observed_server("step_s=0.005", tracing=tracing) as server:
+        server.http.headers["traceparent"] = PARENT
+        await chat(server.http, ignore_eos=True, stream=stream)
+        await server.http.get("/metrics")
     spans = by_name(exporter)
     assert set(spans) == {f"POST {CHAT}", "queue", "prefill", "decode"}
     root = spans[f"POST {CHAT}"]
@@ -72,36 +72,36 @@ async def test_a_request_and_its_phases(
 async def test_a_refusal_is_one_span_that_begins_a_trace(
     exporter: InMemorySpanExporter, tracing: Tracing
 ) -> None:
-    async with observed_server(tracing=tracing) as one:
-        await chat(one.http, temperature=9)
+    async with observed_server(tracing=tracing) as server:
+        await chat(server.http, temperature=9)
     (span,) = exporter.get_finished_spans()
     assert span.parent is None
     assert dict(span.attributes or {})["error.type"] == "decimal_above_max_value"
-    assert span.status.status_code is StatusCode.UNSET  # the client's fault, not ours
+    assert span.status.status_code is StatusCode.UNSET  # an error of the client, not of the server
 
 
 async def test_a_row_of_a_batch_has_spans(exporter: InMemorySpanExporter, tracing: Tracing) -> None:
-    async with observed_server(tracing=tracing) as one:
-        await one.run_row(CHAT, json.dumps({"messages": MESSAGES, "max_tokens": 4}).encode(), "")
+    async with observed_server(tracing=tracing) as server:
+        await server.run_row(CHAT, json.dumps({"messages": MESSAGES, "max_tokens": 4}).encode(), "")
     root = by_name(exporter)[f"POST {CHAT}"]
     assert (root.attributes or {})["ocs.origin"] == "batch"
 
 
 def test_the_collectors_address() -> None:
-    for given in ("http://h:4318", "http://h:4318/", "http://h:4318/v1/traces"):
-        assert traces_url(given) == "http://h:4318/v1/traces"
+    for endpoint in ("http://h:4318", "http://h:4318/", "http://h:4318/v1/traces"):
+        assert traces_url(endpoint) == "http://h:4318/v1/traces"
     with pytest.raises(StartupError, match="--otel-endpoint: expected http"):
         open_tracing("h:4318")
 
 
-def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk.trace.export"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(StartupError, match=r"^--otel-endpoint needs: .* -m pip install 'opentelemetry-"):
         open_tracing("http://h:4318")
 
 
-def test_nothing_of_it_is_imported_when_it_is_off() -> None:
+def test_opentelemetry_is_not_imported_when_tracing_is_off() -> None:
     code = (
         "import openai_cpu_server.server.run, sys; print([m for m in sys.modules if m.startswith('opentel')])"
     )

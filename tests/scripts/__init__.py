@@ -1,1 +1,1 @@
-"""What the scripts count and how they judge; that each starts."""
+"""Tests of the scripts: figures, verdicts, and the start of each."""

@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py`: how it counts and judges; its workloads against the real server are slow."""
+"""`scripts/benchmark.py`: counts and verdicts. Tests of workloads against the real server are slow."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from tests.tiny_model import SCRIPTS, tiny_model_path
 pytestmark = pytest.mark.thorough
 
 ASK = BenchRequest(prompt=(300, 301, 302), max_tokens=2)
-WHERE = Circumstances(
+CIRCUMSTANCES = Circumstances(
     started="now", model="m.gguf", commit="", cpu="c", num_cpus=2, memory_bytes=2**30, rounds=3, is_quick=True
 )
 
 
-def test_rounds_come_to_a_median_and_are_compared_in_pairs() -> None:
-    """A machine that is slow in the second round is slow for both servers."""
+def test_rounds_have_a_median_and_are_compared_in_pairs() -> None:
+    """Compare in pairs, because a machine that is slow in one round is slow for both servers."""
     assert [percentile([4.0, 1.0, 3.0, 2.0], 50), percentile(range(101), 95)] == [2.5, 95]
     rounds = Rounds((8.0, 10.0, 13.0))
     assert (rounds.median, rounds.spread) == (10.0, 0.5)
     assert ratios(Rounds((8.0, 2.0, 13.0)), Rounds((4.0, 1.0, 5.0))) == Rounds((2.0, 2.0, 2.6))
-    assert ratios(rounds, Rounds((5.0,))) == Rounds((2.0,)), "no pairs: medians"
+    assert ratios(rounds, Rounds((5.0,))) == Rounds((2.0,)), "without pairs the medians are compared"
     assert ratios(Rounds((1.0,)), Rounds((0.0,))) == Rounds((math.inf,))
 
 
@@ -67,22 +67,22 @@ def test_times_begin_at_the_intended_arrival_and_tokens_count_in_their_window() 
     assert trace(10.0, []).ttft_s is None
     cut_off = trace(0.0, [1.0, 2.0, 3.0])
     assert cut_off.computed_tokens(0.0, 10.0) == 3 + 3
-    assert cut_off.computed_tokens(2.0, 3.0) == 1, "its prompt was computed before"
+    assert cut_off.computed_tokens(2.0, 3.0) == 1, "the prompt was computed before"
     assert trace(0.0, [1.0, 2.0], completion_tokens=6).computed_tokens(2.0, 3.0) == 3
 
 
 def test_no_option_comes_from_the_users_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCS_MAX_SEQS", "3")
     monkeypatch.setenv("LLAMA_ARG_THREADS", "1")
-    monkeypatch.setenv("ELSE", "kept")
+    monkeypatch.setenv("OTHER", "value")
     assert {"OCS_MAX_SEQS", "LLAMA_ARG_THREADS"}.isdisjoint(environment())
-    assert environment()["ELSE"] == "kept"
+    assert environment()["OTHER"] == "value"
     assert "--profile off" in " ".join(ours(Variant.WHOLE, Path("m.gguf")).command)
 
 
 @asynccontextmanager
 async def answering(*pieces: bytes) -> AsyncIterator[Clients]:
-    """Clients of a server that sends these bytes, piece by piece, to everyone."""
+    """Yield clients of a server that sends these bytes, piece by piece, to each connection."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -116,17 +116,17 @@ async def test_only_chunks_with_content_are_tokens() -> None:
         b'ent":"a"}}]}\n\ndata: {"choices":[{"text":"b"}]}\n\n',
         b'data: {"choices":[{"text":"","finish_reason":"length"}]}\n\n' + USAGE + b"data: [DONE]\n\n",
     )
-    for sent in (CHUNKED + chunked(*events), HEAD + b"\r\n" + b"".join(events)):
-        async with answering(sent) as clients:
-            seen = await clients.send(ASK)
+    for response in (CHUNKED + chunked(*events), HEAD + b"\r\n" + b"".join(events)):
+        async with answering(response) as clients:
+            result = await clients.send(ASK)
         clients.check()
-        assert (seen.text, len(seen.chunk_times), seen.is_complete) == ("ab", 2, True)
-        assert (seen.output_tokens, seen.usage.cached_tokens, seen.timings.preemptions) == (2, 1, 4)
+        assert (result.text, len(result.chunk_times), result.is_complete) == ("ab", 2, True)
+        assert (result.output_tokens, result.usage.cached_tokens, result.timings.preemptions) == (2, 1, 4)
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "sent",
+    "response",
     [
         b"HTTP/1.1 500 Oh\r\nContent-Length: 4\r\n\r\nwhat",
         CHUNKED + chunked(b'event: error\ndata: {"error":{"message":"what"}}\n\n'),
@@ -134,19 +134,19 @@ async def test_only_chunks_with_content_are_tokens() -> None:
         CHUNKED + chunked(b'data: {"choices":[{"text":"b"}]}\n\n'),
         b"",
     ],
-    ids=["status", "error event", "cut off", "no DONE", "nothing"],
+    ids=["status", "error event", "cut off", "no DONE", "empty"],
 )
-async def test_what_goes_wrong_is_an_error_not_a_fast_answer(sent: bytes) -> None:
-    async with answering(sent) as clients:
+async def test_a_failure_is_an_error_not_a_fast_answer(response: bytes) -> None:
+    async with answering(response) as clients:
         await clients.closed_loop([ASK, ASK], num_clients=1)
-    (only,) = clients.traces  # a client that failed asks no more
+    (only,) = clients.traces  # a client ends after its first failure
     assert only.error
     assert not only.is_complete
     with pytest.raises(LoadFailed):
         clients.check()
 
 
-def test_the_report_tells_pass_from_miss() -> None:
+def test_the_report_shows_passes_and_misses() -> None:
     rounds, at_least = Rounds((1.5, 1.7, 1.2)), Direction.AT_LEAST
     goals = tuple(
         Goal(what=f"speed {limit}", rounds=rounds, direction=at_least, limit=limit, unit="x")
@@ -158,7 +158,7 @@ def test_the_report_tells_pass_from_miss() -> None:
         WorkloadResult(name="one", sizes="", goals=goals, lines=(line,)),
         WorkloadResult(name="two", sizes="", failure="no such option"),
     )
-    report = Report(circumstances=WHERE, load_before=(0, 0, 0), load_after=(1, 1, 1), results=results)
+    report = Report(circumstances=CIRCUMSTANCES, load_before=(0, 0, 0), load_after=(1, 1, 1), results=results)
     rows = markdown(report).splitlines()
     for row in (
         "| one | speed 1.3 | 1.50 x (1.20 to 1.70) | at least 1.3 x | pass |",
@@ -171,7 +171,7 @@ def test_the_report_tells_pass_from_miss() -> None:
 
 @pytest.mark.slow
 @pytest.mark.native
-def test_a_small_run_is_measured_and_written_down(tmp_path: Path) -> None:
+def test_a_small_run_writes_a_report(tmp_path: Path) -> None:
     options = ["--workloads", "chat,memory,json", "--servers", "ours,static", "--output", str(tmp_path)]
     command = [sys.executable, str(SCRIPTS / "benchmark.py"), "--quick", "--model", str(tiny_model_path())]
     subprocess.run([*command, *options], check=True)
@@ -200,7 +200,9 @@ def test_a_workload_has_figures_for_each_server(name: str) -> None:
     assert {server for server, figure in figures if figure > 0} == dict(figures).keys()
 
 
-def test_vllm_gets_the_shape_of_a_dense_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_for_vllm_has_the_shape_of_the_dense_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = tiny_model_path()
     assert can_serve(model)

@@ -1,4 +1,4 @@
-"""scripts/serve sets llama.cpp up. Python and what compiles are stand-ins; the scripts are real."""
+"""scripts/serve installs llama.cpp. Python and the compilers are stand-ins; the scripts are real."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ bash cat cp dirname env find flock grep gzip head ln mkdir mv nproc readlink rm 
 tar tee touch uname
 """
 PYTHON = """#!/bin/bash
-# Its virtual environments have it too; pip reports its arguments, and makes what it is asked for.
+# Its virtual environments have this script too; pip records its arguments and creates the wheel.
 [[ -z $FAILS || "$*" != *$FAILS* ]] || { echo "$SAYS"; exit 1; }
 case "$1 $2 $3" in
 "-m venv "*)
@@ -38,10 +38,10 @@ case "$1 $2 $3" in
 esac
 """
 COMPILER = """#!/bin/bash
-# Its headers of Vulkan are of version $VULKAN, those of SPIR-V are there if $SPIRV says so.
+# Its Vulkan headers have the version $VULKAN; it has SPIR-V headers if $SPIRV is set.
 case "$*" in
 *--version*) echo "c++ 12" ;;
-*-E*) asked=$(cat); case $asked in
+*-E*) source=$(cat); case $source in
     *spirv.hpp*) [[ -n $SPIRV ]] ;;
     *) echo "$VULKAN" ;;
     esac ;;
@@ -51,7 +51,7 @@ TOOLS = {"c++": COMPILER, "glslc": "shaderc", "cmake": "cmake version 3.25.1", "
 
 
 class Machine:
-    """A checkout and the tools that it finds. `tools`: the output of each, or its script; "": absent."""
+    """A checkout and its tools. `tools` has the output of each, or its script; "" means absent."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin, self.tools = folder, folder / "bin", dict(TOOLS)
@@ -99,7 +99,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_each_kind_of_gpu_has_a_wheel_and_nothing_is_compiled_twice(machine: Machine) -> None:
+def test_each_kind_of_gpu_has_a_wheel_that_is_compiled_once(machine: Machine) -> None:
     machine.tools |= {"nvidia-smi": "GPU 0: one", "nvcc": "release 13"}
     machine.serve("--port", "81")
     assert "work/llama_cpp.cmake' -DGGML_NATIVE=ON" in machine.builds[0]
@@ -107,7 +107,9 @@ def test_each_kind_of_gpu_has_a_wheel_and_nothing_is_compiled_twice(machine: Mac
     machine.serve(OCS_GPU="vulkan")
     assert "-DGGML_VULKAN=ON" in machine.builds[0]
     for kind in ("off", "vulkan"):
-        assert "installing packages" in machine.serve("--gpu", kind).stderr, "the other kind's is installed"
+        assert "installing packages" in machine.serve("--gpu", kind).stderr, (
+            "the wheel of the other kind is installed"
+        )
         assert not machine.builds
     assert "installing packages" not in machine.serve("--gpu", "vulkan").stderr
     done = machine.serve("--model", "a b", "--gpu=cuda", "--gpu-layers", "auto", OCS_GPU="vulkan")
@@ -118,11 +120,11 @@ def test_each_kind_of_gpu_has_a_wheel_and_nothing_is_compiled_twice(machine: Mac
     machine.serve("--gpu", "vulkan", VULKAN="310")
     (machine.folder / "scripts/packaging/amx_tiles.h").write_text("// another")
     machine.serve("--gpu", "vulkan", VULKAN="310")
-    assert len(machine.cached) == 5, "other headers or another recipe make another wheel"
+    assert len(machine.cached) == 5, "other headers or another recipe need another wheel"
 
 
 def test_packages_are_installed_while_the_compiler_runs(machine: Machine) -> None:
-    """The compiler of the stand-in waits for them."""
+    """Install packages during the build: the stand-in of the compiler waits for them."""
     done = machine.serve(WAITS_FOR="runtime.txt")
     assert done.stdout == "serves \n"
     assert "setup: llama.cpp 50 %, about" in done.stderr
@@ -131,7 +133,7 @@ def test_packages_are_installed_while_the_compiler_runs(machine: Machine) -> Non
     assert installed[-2:] == [str(machine.cached[0] / "llama.whl"), str(machine.folder)]
 
 
-def test_extras_are_installed_once_and_beside_what_is_there(machine: Machine) -> None:
+def test_extras_are_installed_once_and_existing_packages_stay(machine: Machine) -> None:
     machine.serve()
     done = machine.serve("--with", "mcp,ray", "--port", "81")
     assert done.stdout == "serves --port 81\n"
@@ -145,13 +147,13 @@ def test_extras_are_installed_once_and_beside_what_is_there(machine: Machine) ->
     assert "installing packages" not in done.stderr
 
 
-def test_a_link_on_the_path_is_made_once_and_removed(machine: Machine) -> None:
+def test_the_link_on_the_path_is_created_once_and_removed(machine: Machine) -> None:
     home = machine.folder / "home"
     link = home / ".local/bin/openai-cpu-server"
-    for said in ("compiling llama.cpp", ""):
+    for message in ("compiling llama.cpp", ""):
         done = machine.run("install", HOME=str(home))
         assert (done.returncode, done.stdout) == (0, "")
-        assert said in done.stderr
+        assert message in done.stderr
         assert f'~/.profile and log in again: export PATH="{link.parent}:$PATH"' in done.stderr
         assert link.readlink() == machine.folder / ".venv/bin/openai-cpu-server"
     done = machine.run("install", HOME=str(home), PATH=f"{machine.bin}:{link.parent}")
@@ -168,7 +170,7 @@ def test_a_link_on_the_path_is_made_once_and_removed(machine: Machine) -> None:
 
 
 NO_INDEX = "ERROR: Could not find a version that satisfies the requirement ninja (from versions: none)"
-LACKING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc libvulkan-dev spirv-headers)"
+MISSING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc libvulkan-dev spirv-headers)"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ LACKING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc 
         ("", {}, {"FAILS": "runtime.txt", "SAYS": "[Errno 28] No space left on device"}, "the disk is full"),
         ("", {}, {"FAILS": "pip wheel", "SAYS": "fatal: No space left on device"}, "the disk is full"),
         ("", {}, {"FAILS": "pip wheel", "SAYS": "x.cpp:1: error: y"}, "llama.cpp failed: x.cpp:1: error: y"),
-        ("--gpu vulkan", {"glslc": ""}, {"VULKAN": "", "SPIRV": ""}, LACKING),
+        ("--gpu vulkan", {"glslc": ""}, {"VULKAN": "", "SPIRV": ""}, MISSING),
         ("--gpu vulkan", {}, {"VULKAN": "204"}, "version 1.3.239 (Debian 12) or later, not 204"),
         ("--gpu cuda", {}, {}, "--gpu cuda needs nvcc"),
         ("--gpu opengl", {}, {}, "setup: --gpu or OCS_GPU: unknown kind 'opengl'; use auto"),
@@ -203,13 +205,13 @@ LACKING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc 
 def test_an_obstacle_is_one_line_and_the_next_try_succeeds(
     machine: Machine, arguments: str, tools: dict[str, str], environment: dict[str, str], line: str
 ) -> None:
-    usual = dict(machine.tools)
+    original = dict(machine.tools)
     machine.tools |= tools
     done = machine.serve(*arguments.split(), **environment)
     assert (done.returncode, done.stdout) == (1, "")
     assert line in done.stderr.splitlines()[-1]
     assert not machine.cached
-    machine.tools = usual
+    machine.tools = original
     assert machine.serve().stdout == "serves \n"
 
 
@@ -219,7 +221,7 @@ NVIDIA = {"nvidia-smi": "GPU 0: one"}
 
 
 @pytest.mark.parametrize(
-    ("tools", "option", "why"),
+    ("tools", "option", "reason"),
     [
         ({"vulkaninfo": DISCRETE}, "-DGGML_VULKAN=ON", ""),
         ({"vulkaninfo": DISCRETE, "nvcc": "release 13", **NVIDIA}, "-DGGML_CUDA=ON", ""),
@@ -228,20 +230,20 @@ NVIDIA = {"nvidia-smi": "GPU 0: one"}
         ({"vulkaninfo": SOFTWARE, **NVIDIA}, "", "CUDA lacks nvcc"),
     ],
 )
-def test_auto_takes_cuda_before_vulkan_before_the_cpu(
-    machine: Machine, tools: dict[str, str], option: str, why: str
+def test_auto_prefers_cuda_then_vulkan_then_the_cpu(
+    machine: Machine, tools: dict[str, str], option: str, reason: str
 ) -> None:
     machine.tools |= tools
     done = machine.serve("--gpu", "auto")
     assert done.stdout == "serves \n"
     options = [word for word in machine.builds[0].split() if word.startswith(("-DGGML_CUDA", "-DGGML_V"))]
     assert options == [option][: len(option)]
-    assert f"setup: --gpu auto: the CPU serves alone ({why}" in done.stderr or not why
+    assert f"setup: --gpu auto: the CPU serves alone ({reason}" in done.stderr or not reason
 
 
-def test_ctrl_c_while_it_compiles_leaves_nothing_half_done(machine: Machine) -> None:
+def test_ctrl_c_during_the_build_leaves_nothing_incomplete(machine: Machine) -> None:
     done = machine.serve("--gpu", "vulkan", INTERRUPTED="yes")
     assert (done.returncode, done.stdout) == (130, "")
     assert "setup: interrupted; what was finished is kept" in done.stderr.splitlines()
     assert not machine.cached
-    assert "creating" in machine.serve("--gpu", "vulkan").stderr, "pip may have left half a package"
+    assert "creating" in machine.serve("--gpu", "vulkan").stderr, "pip may have left an incomplete package"

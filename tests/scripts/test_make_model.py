@@ -1,4 +1,4 @@
-"""`scripts/make_model.py`: what it writes is a model that llama.cpp loads, speaks through and repeats."""
+"""`scripts/make_model.py` writes models that llama.cpp loads and samples from deterministically."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ODD_TEXTS = (
     "   three spaces before, two after  ",
     "\n\n\tnew\r\nlines\n\x00\x01\x7f",
     "naïve façade — “quotes” … 日本語と한국어、中文。 👩🏽‍🚀🇪🇺 z̸̢a̷lgo",
-    "<|im_end|> is text, if nobody parses it",
+    "<|im_end|> is text, if special tokens are not parsed",
 )
 
 
@@ -49,7 +49,7 @@ def greedy(model: llama_cpp.Llama, prompt: str, count: int) -> list[int]:
 
 
 def expect_varied_outputs(model: llama_cpp.Llama, count: int, num_tokens: int) -> None:
-    """Greedy outputs repeat, depend on the prompt and do not end."""
+    """Check that greedy outputs are deterministic, depend on the prompt and do not end."""
     outputs = [greedy(model, prompt, count) for prompt in PROMPTS]
     assert outputs[0] == greedy(model, PROMPTS[0], count)
     assert len({tuple(output) for output in outputs}) == len(PROMPTS)
@@ -80,10 +80,10 @@ def test_a_model_of_each_architecture_is_small_and_has_its_kind_of_memory(archit
         ("granitehybrid", "q4_k_m", {"0.ssm_in.weight": "Q4_K", "5.attn_v.weight": "Q6_K"}),
     ],
 )
-def test_a_shape_of_today_answers_and_has_the_types_that_llama_cpp_gives_to_its_tensors(
+def test_a_current_shape_generates_and_has_the_tensor_types_of_llama_cpp(
     tmp_path: Path, name: str, quant: str, types: dict[str, str]
 ) -> None:
-    """A file of a shape, as wide as it is, with fewer layers and experts and a small vocabulary."""
+    """Write a file of the shape's width, with fewer layers and experts and a small vocabulary."""
     shape, path = SHAPES[name], tmp_path / "small.gguf"
     facts = {**shape.own_facts, "*.block_count": 6, "*.vocab_size": 512, "*.feed_forward_length": 512}
     if shape.has_experts:
@@ -101,9 +101,11 @@ def test_a_shape_of_today_answers_and_has_the_types_that_llama_cpp_gives_to_its_
 
 @pytest.mark.native
 def test_text_survives_each_tokenizer(tmp_path: Path) -> None:
-    borrowed = tmp_path / "borrowed.gguf"
-    make_model("--shape", "tiny", "--quant", "f16", "--tokenizer", str(DEMO), "--output", str(borrowed))
-    for path in (tiny_model_path(), tiny_model_path(fim=True), borrowed):
+    foreign_tokenizer = tmp_path / "borrowed.gguf"
+    make_model(
+        "--shape", "tiny", "--quant", "f16", "--tokenizer", str(DEMO), "--output", str(foreign_tokenizer)
+    )
+    for path in (tiny_model_path(), tiny_model_path(fim=True), foreign_tokenizer):
         with loaded(path, vocab_only=True) as model:
             for text in ODD_TEXTS:
                 assert model.detokenize(model.tokenize(text.encode(), add_bos=False)).decode() == text
@@ -114,8 +116,8 @@ def test_text_survives_each_tokenizer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"])
 @pytest.mark.parametrize("std", [1 / 32, 0.05, 1.3])
-def test_blocks_have_the_deviation_that_is_asked_for(kind: str, std: float) -> None:
-    """MXFP4 scales by powers of two only, and must draw between two of them."""
+def test_blocks_have_the_requested_deviation(kind: str, std: float) -> None:
+    """Cover MXFP4, which has only powers of two as scales and must choose randomly between two."""
     block = BlockType(gguf.GGMLQuantizationType[kind])
     rows = block.random(np.random.SFC64(1), np.full(256, std, dtype=np.float32), 1024)
     weights = gguf.dequantize(rows, block.type)
@@ -124,11 +126,11 @@ def test_blocks_have_the_deviation_that_is_asked_for(kind: str, std: float) -> N
 
 
 def test_equal_arguments_give_equal_bytes(tmp_path: Path) -> None:
-    made = []
+    files = []
     for seed in ("7", "7", "8"):
         make_model("--shape", "tiny", "--quant", "q4_k_m", "--seed", seed, "--output", str(tmp_path / "m"))
-        made.append((tmp_path / "m").read_bytes())
-    assert made[0] == made[1] != made[2]
+        files.append((tmp_path / "m").read_bytes())
+    assert files[0] == files[1] != files[2]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Nothing is skipped in continuous integration but the tests that `tests/skips.py` names."""
+"""In continuous integration only the tests of `tests/skips.py` may be skipped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAILS_AS_EXPECTED = "import pytest\n@pytest.mark.xfail\ndef test_that_fails(): a
     [
         (SKIPS, "true", "test_it.py", True, "there is no such server here"),
         (SKIPS_ALL, "true", "test_it.py", True, "No module named"),
-        (SKIPS, "", "test_it.py", False, "1 skipped"),  # at home
+        (SKIPS, "", "test_it.py", False, "1 skipped"),  # on a developer's machine
         (SKIPS, "true", LISTED, False, "1 skipped"),
         (SKIPS_ALL, "true", LISTED, False, "1 skipped"),
         (FAILS_AS_EXPECTED, "true", "test_it.py", False, "1 xfailed"),

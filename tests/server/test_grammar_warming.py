@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Story:
-    """A model that loads, requests, and what was done in turn."""
+    """A loading model, its live requests, and a log of actions in order."""
 
     def __init__(self, mark: GrammarMark | None = None) -> None:
         self.engine = FakeEngine(base_status=msgspec.structs.replace(READY, state=EngineState.LOADING))
@@ -39,29 +39,29 @@ class Story:
             raise InvalidRequest("The vocabulary has no end.")
 
     def requests(self) -> list[str]:
-        self.log.append("looked")
+        self.log.append("checked")
         return self.live
 
-    async def has_looked(self) -> None:
+    async def checked_again(self) -> None:
         end = len(self.log) + 2
         await eventually(lambda: len(self.log) >= end)
 
-    def begun(self) -> asyncio.Task[None]:
+    def started(self) -> asyncio.Task[None]:
         start = functools.partial(self.log.append, "started")
         return asyncio.create_task(prepare_grammars(self.model, self.requests, start, look_s=0.001))
 
 
-async def test_it_waits_until_the_model_is_loaded_and_nobody_waits() -> None:
+async def test_preparation_waits_for_the_model_and_for_an_idle_server() -> None:
     story = Story()
-    warming = story.begun()
+    warming = story.started()
     await anyio.lowlevel.checkpoint()
     assert story.log == []
     story.engine.base_status = READY
-    await story.has_looked()
-    assert set(story.log) == {"looked"}
+    await story.checked_again()
+    assert set(story.log) == {"checked"}
     story.live.clear()
     await warming
-    assert story.log[-3:] == ["looked", "started", "made"]
+    assert story.log[-3:] == ["checked", "started", "made"]
     story.model.grammars.of_any_object("response_format")
     assert story.log[-1] == "made"
     assert story.log.count("made") == 1
@@ -72,27 +72,27 @@ async def test_a_model_whose_clients_use_grammars_prepares_before_it_is_loaded(t
     story.model.grammars.of_any_object("response_format")
     story.log.clear()
     story = Story(mark=GrammarMark(tmp_path / "folder", tmp_path / "model.gguf"))
-    warming = story.begun()
+    warming = story.started()
     await eventually(lambda: story.log == ["made"])
     story.engine.base_status = READY
     story.live.clear()
     await warming
-    assert story.log == ["made", "looked", "started", "made"]
+    assert story.log == ["made", "checked", "started", "made"]
 
 
 async def test_preparing_does_not_count_as_use(tmp_path: Path) -> None:
     story = Story(mark=GrammarMark(tmp_path, tmp_path / "model.gguf"))
     story.engine.base_status = READY
     story.live.clear()
-    await story.begun()
-    assert story.log == ["looked", "started", "made"]
+    await story.started()
+    assert story.log == ["checked", "started", "made"]
     assert not GrammarMark(tmp_path, tmp_path / "model.gguf").is_set
 
 
-async def test_a_vocabulary_that_cannot_be_used_is_told_to_the_first_who_needs_it() -> None:
+async def test_an_unusable_vocabulary_is_reported_to_the_first_request_with_a_grammar() -> None:
     story = Story()
     story.is_refused, story.engine.base_status = True, READY
     story.live.clear()
-    await story.begun()
+    await story.started()
     with pytest.raises(InvalidRequest, match="no end"):
         story.model.grammars.of_any_object("response_format")

@@ -11,16 +11,17 @@ from openai_cpu_server.http.server import authority
 from openai_cpu_server.server.run import listening
 
 
-def test_what_is_written_to_a_connection_leaves_at_once() -> None:
-    """Else a body waits until its headers are acknowledged, and a token for the one before it: 40 ms each."""
+def test_data_written_to_a_connection_is_sent_at_once() -> None:
+    """With Nagle's algorithm a body waits for the acknowledgement of its headers, and a token for that of the
+    token before it: 40 ms each."""
     with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         connection, _ = listener.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_a_port_that_is_taken_and_an_address_of_elsewhere_are_one_line_with_a_remedy() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+def test_a_used_port_and_a_foreign_address_are_one_line_with_a_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         for host, line in (
             (
                 "127.0.0.1",
@@ -29,7 +30,7 @@ def test_a_port_that_is_taken_and_an_address_of_elsewhere_are_one_line_with_a_re
             ("192.0.2.1", "Cannot assign requested address; --host is an address of this machine"),
             ("no-such-host.invalid", "Name or service not known; --host is an address of this machine"),
         ):
-            port = taken.getsockname()[1]
+            port = server.getsockname()[1]
             with (
                 pytest.raises(StartupError, match=rf"^cannot listen on {host}:{port}: {line}"),
                 listening(host, port),
@@ -42,13 +43,13 @@ def _ipv6() -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:
-        pytest.skip(f"there is no IPv6 here: {error}")
+        pytest.skip(f"this machine does not have IPv6: {error}")
 
 
 @pytest.mark.usefixtures("_ipv6")
 @pytest.mark.parametrize("host", ["::", "[::]"])
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_all_addresses_are_those_of_both_families(host: str, is_shared: bool) -> None:
+def test_all_addresses_include_both_families(host: str, is_shared: bool) -> None:
     with listening(host, 0, is_shared=is_shared) as listener:
         port = listener.getsockname()[1]
         for address in ("127.0.0.1", "::1"):
@@ -57,8 +58,8 @@ def test_all_addresses_are_those_of_both_families(host: str, is_shared: bool) ->
 
 @pytest.mark.usefixtures("_ipv6")
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_one_address_of_ipv6_is_that_alone_and_named_as_urls_have_it(host: str) -> None:
-    """What answers at that port of 127.0.0.1, if anything does, is somebody else's."""
+def test_one_ipv6_address_excludes_others_and_has_brackets_in_urls(host: str) -> None:
+    """The same port of 127.0.0.1 may belong to another program, so it is not tried."""
     with listening(host, 0) as listener:
         address, port, *_ = listener.getsockname()
         assert address == "::1"

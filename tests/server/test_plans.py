@@ -1,6 +1,6 @@
-"""Which models the settings mean, and which settings are refused in one line.
+"""Models that the settings name, and settings that are refused in one line.
 
-More of what is refused: tests/cli/test_bad_starts.py."""
+tests/cli/test_bad_starts.py has more refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def planned(files: Path, *arguments: str, toml: str = "") -> list[ModelPlan]:
+def plans_of(files: Path, *arguments: str, toml: str = "") -> list[ModelPlan]:
     config = files / "c.toml"
     config.write_text(toml)
     return planned_models(read_settings(["--config", str(config), *arguments]))
@@ -39,39 +39,39 @@ def planned(files: Path, *arguments: str, toml: str = "") -> list[ModelPlan]:
         ("--model a.gguf", "", ["a"]),
         ("--model a.gguf --served-model-name me", "", ["me"]),
         ("--model one=a.gguf --model b.gguf --model=team/two=b.gguf", "", ["one", "b", "team/two"]),
-        ("--model x=y.gguf", "", ["x=y"]),  # a file of that name is there
+        ("--model x=y.gguf", "", ["x=y"]),  # a file of that name exists
         ("", "a.gguf", ["a"]),
         ("", '["one=a.gguf", "b.gguf"]', ["one", "b"]),
     ],
 )
-def test_models_by_name_of_which_the_first_is_the_default(
+def test_models_have_names_and_the_order_of_the_options(
     files: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, environment: str, names: list[str]
 ) -> None:
     monkeypatch.setenv("OCS_MODEL", environment)
-    plans = planned(files, *arguments.split(), "--ctx-size", "512")
+    plans = plans_of(files, *arguments.split(), "--ctx-size", "512")
     assert [plan.name for plan in plans] == names
     assert {plan.path.suffix for plan in plans} == {".gguf"}
     assert {plan.options.ctx_size for plan in plans} == {512}
 
 
 def test_an_engine_on_each_numa_node_is_for_one_model(files: Path) -> None:
-    assert len(planned(files, "--model", "a.gguf", "--numa")) == 1
+    assert len(plans_of(files, "--model", "a.gguf", "--numa")) == 1
     with pytest.raises(StartupError, match="--numa cannot be combined with --gpu-layers"):
-        planned(files, "--model", "a.gguf", "--numa", "--draft-model", "b.gguf", "--draft-gpu-layers", "2")
+        plans_of(files, "--model", "a.gguf", "--numa", "--draft-model", "b.gguf", "--draft-gpu-layers", "2")
 
 
-def test_what_is_meant_for_the_machine_is_divided_among_its_nodes() -> None:
+def test_memory_and_threads_are_divided_among_numa_nodes() -> None:
     nodes = {0: [0, 1], 1: [2, 3]}
-    whole = EngineOptions(model_path="", cache_bytes=1000, cache_file="kept.cache")
+    whole = EngineOptions(model_path="", cache_bytes=1000, cache_file="prefixes.cache")
     one, other = (on_node(whole, node, nodes) for node in nodes)
     assert 2 * one.threads <= max(2, Machine().num_threads())
     assert (one.cache_bytes, one.reads_weights, one.reports_forecast) == (500, True, True)
-    assert (one.cache_file, other.cache_file) == ("kept.cache.node0", "kept.cache.node1")
-    asked = msgspec.structs.replace(whole, threads=3, cache_file=None)
-    assert (on_node(asked, 1, nodes).threads, on_node(asked, 1, nodes).cache_file) == (3, None)
+    assert (one.cache_file, other.cache_file) == ("prefixes.cache.node0", "prefixes.cache.node1")
+    other = on_node(msgspec.structs.replace(whole, threads=3, cache_file=None), 1, nodes)
+    assert (other.threads, other.cache_file) == (3, None)
 
 
-def test_a_table_has_options_of_its_own_and_else_those_of_the_server(files: Path) -> None:
+def test_options_of_a_table_precede_those_of_the_server(files: Path) -> None:
     toml = """
     ctx_size = 1024
     threads = 1
@@ -89,7 +89,7 @@ def test_a_table_has_options_of_its_own_and_else_those_of_the_server(files: Path
     second = "2nd"
     "2nd" = "two"
     """
-    one, two = planned(files, toml=toml)
+    one, two = plans_of(files, toml=toml)
     assert (one.names, two.names) == (("one", "first"), ("two", "second", "2nd"))
     assert (one.options.ctx_size, two.options.ctx_size) == (512, 1024)
     assert one.options.threads == two.options.threads == 1
@@ -97,7 +97,7 @@ def test_a_table_has_options_of_its_own_and_else_those_of_the_server(files: Path
     assert (two.is_pinned, two.keep_alive_s, two.memory_bytes) == (False, 5, None)
 
 
-def test_of_a_folder_those_are_planned_that_options_name(files: Path) -> None:
+def test_models_of_a_folder_are_planned_if_options_name_them(files: Path) -> None:
     folder = ("--models-dir", str(files))
     toml = """
     [models.b]
@@ -105,20 +105,20 @@ def test_of_a_folder_those_are_planned_that_options_name(files: Path) -> None:
     [aliases]
     first = "a"
     """
-    plans = planned(files, *folder, toml=toml)
+    plans = plans_of(files, *folder, toml=toml)
     assert [(plan.names, plan.waits_for_requests) for plan in plans] == [
         (("b",), False),
         (("a", "first"), True),
     ]
     assert (plans[0].path, plans[0].options.ctx_size) == (files / "b.gguf", 512)
-    (named,) = planned(files, *folder, "--model", "x=y")
+    (named,) = plans_of(files, *folder, "--model", "x=y")
     assert (named.name, named.path, named.waits_for_requests) == ("x=y", files / "x=y.gguf", False)
     (files / "0.gguf").symlink_to(tiny_model_path())
-    (default,) = planned(files, *folder)
+    (default,) = plans_of(files, *folder)
     assert (default.name, default.waits_for_requests) == ("0", True)
 
 
-def test_tables_that_are_routers_are_no_models(files: Path) -> None:
+def test_tables_of_routers_are_not_models(files: Path) -> None:
     toml = """
     [models.small]
     source = "a.gguf"
@@ -132,7 +132,7 @@ def test_tables_that_are_routers_are_no_models(files: Path) -> None:
     plain = "auto"
     able = "large"
     rules = [{ route = "able", tools = true, prompt_tokens_over = 9 }]
-    [models.asks.router]
+    [models.classified.router]
     by = "classifier"
     a = "small"
     b = "large"
@@ -141,8 +141,8 @@ def test_tables_that_are_routers_are_no_models(files: Path) -> None:
     [aliases]
     default = "tools"
     """
-    plans = planned(files, toml=toml)
-    cascade, rules, asks = router_options(read_settings(["--config", str(files / "c.toml")]), plans)
+    plans = plans_of(files, toml=toml)
+    cascade, rules, classifier = router_options(read_settings(["--config", str(files / "c.toml")]), plans)
     assert [plan.name for plan in plans] == ["small", "large"]
     assert (cascade.names, rules.names) == (("auto", "best"), ("tools", "default"))
     assert cascade.way == Cascade(
@@ -150,8 +150,8 @@ def test_tables_that_are_routers_are_no_models(files: Path) -> None:
     )
     assert rules.way == Rules((Rule(route="able", tools=True, prompt_tokens_over=9),))
     assert (rules.routes, rules.otherwise) == ({"plain": "auto", "able": "large"}, "plain")
-    assert asks.way == Classifier(model="small", prompt="a, b: {request}", timeout_s=10)
-    assert asks.otherwise == "b"
+    assert classifier.way == Classifier(model="small", prompt="a, b: {request}", timeout_s=10)
+    assert classifier.otherwise == "b"
 
 
 WRONG_ROUTERS = [
@@ -187,14 +187,12 @@ ROUTER = 'router = { by = "shares", a = "a", shares = { weights = { a = 1 } } }'
         (("--model", "a.gguf"), f"[models.r]\npinned = true\n{ROUTER}", "a router has no 'pinned'"),
         (("--models-dir", ".", "--model", "a.gguf", "--cache-file", "c"), "", "each its own"),
         *(
-            (("--model", "x=a.gguf"), f"[models.r]\nrouter = {{ {one} }}", line)
-            for one, line in WRONG_ROUTERS
+            (("--model", "x=a.gguf"), f"[models.r]\nrouter = {{ {fields} }}", line)
+            for fields, line in WRONG_ROUTERS
         ),
     ],
 )
-def test_what_makes_no_sense_is_one_line(
-    files: Path, arguments: tuple[str, ...], toml: str, line: str
-) -> None:
+def test_a_contradiction_is_one_line(files: Path, arguments: tuple[str, ...], toml: str, line: str) -> None:
     with pytest.raises(StartupError, match=line) as error:
-        planned(files, *arguments, toml=toml)
+        plans_of(files, *arguments, toml=toml)
     assert "\n" not in str(error.value)

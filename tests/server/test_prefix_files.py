@@ -1,4 +1,4 @@
-"""Where prefix caches are kept that nobody has named a file for."""
+"""Default files of prefix caches, for servers without --cache-file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS = EngineOptions(model_path="/models/a.gguf", cache_bytes=2**40)
 
 def test_each_model_has_a_folder_of_its_own(tmp_path: Path) -> None:
     files = PrefixFiles(tmp_path / "new" / "prefixes", num_models=1)
-    kept = [
+    all_options = [
         files.with_file(msgspec.structs.replace(OPTIONS, **other), "../a b")
         for other in (
             {},
@@ -26,16 +26,17 @@ def test_each_model_has_a_folder_of_its_own(tmp_path: Path) -> None:
             {"projector_path": "/p.gguf"},
         )
     ]
-    folders = {Path(str(one.cache_file)).parent for one in kept}
+    folders = {Path(str(options.cache_file)).parent for options in all_options}
     assert len(folders) == 4
     assert {folder.parent for folder in folders} == {tmp_path / "new" / "prefixes"}
-    assert all(one.cache_file_limit and one.cache_file_limit.num_bytes <= 2**30 for one in kept)
-    assert not (tmp_path / "new").exists(), "the engine makes it when it is loaded"
+    limits = [options.cache_file_limit for options in all_options]
+    assert all(limit and limit.num_bytes <= 2**30 for limit in limits)
+    assert not (tmp_path / "new").exists(), "the engine creates the folder at its start"
     without = msgspec.structs.replace(OPTIONS, cache_bytes=0)
     assert files.with_file(without, "a") == without
 
 
-def test_what_was_used_longest_ago_goes_first_unless_somebody_has_it(tmp_path: Path) -> None:
+def test_the_least_recently_used_cache_is_removed_first_unless_it_is_in_use(tmp_path: Path) -> None:
     most_bytes = 250 * 2**20
     for age, name in enumerate(("new", "old", "held", "older")):
         cells = tmp_path / name / "cells"
@@ -53,7 +54,7 @@ def test_what_was_used_longest_ago_goes_first_unless_somebody_has_it(tmp_path: P
 
 
 @pytest.mark.parametrize("place", ["file", None])
-def test_where_nothing_can_be_kept_it_says_so_in_a_line(
+def test_a_missing_folder_is_logged_in_one_line(
     place: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -27,7 +27,7 @@ IN_FILE = {
 }
 SMOLLM2 = "SmolLM2-135M-Instruct-Q8_0.gguf"
 MAKERS = {"temperature": 0.2, "top_p": 0.9, "repeat_penalty": 1.05, "repeat_last_n": 256}
-"""Recommended values of that name."""
+"""Recommended values of the makers for that file name."""
 
 
 def defaults(
@@ -52,14 +52,14 @@ def defaults(
     return model_defaults(settings, plan, GgufHeader(path), thinks=thinks)
 
 
-def test_nothing_is_known_of_a_file_without_values(tmp_path: Path) -> None:
+def test_a_file_without_values_has_the_servers_defaults(tmp_path: Path) -> None:
     found = defaults(tmp_path)
     assert (found.values, found.is_bare, found.max_output_tokens) == ({}, False, 4096)
     assert found.over(None) == {"min_p": 0.05}
     assert found.over({"top_k": 40}) == {"top_k": 40}
 
 
-def test_values_of_the_file_have_the_contracts_names_and_precision(tmp_path: Path) -> None:
+def test_values_of_the_file_are_renamed_and_rounded(tmp_path: Path) -> None:
     assert defaults(tmp_path, file=IN_FILE).values == {
         "temperature": 0.6,
         "top_p": 0.95,
@@ -70,14 +70,14 @@ def test_values_of_the_file_have_the_contracts_names_and_precision(tmp_path: Pat
     }
 
 
-def test_no_limit_in_the_file(tmp_path: Path) -> None:
+def test_minus_one_in_the_file_means_no_limit(tmp_path: Path) -> None:
     assert defaults(tmp_path, file={"top_k": -1, "penalty_last_n": -1}).values == {
         "top_k": 0,
         "repeat_last_n": COUNT.most,
     }
 
 
-def test_each_field_comes_from_the_first_that_names_it(tmp_path: Path) -> None:
+def test_each_field_comes_from_the_first_source_with_it(tmp_path: Path) -> None:
     options = ("--temperature", "1.5", "--top-p", "0.5", "--min-p", "0.2", "--top-k", "7")
     found = defaults(
         tmp_path, *options, name=SMOLLM2, file={"top_p": 0.7, "min_p": 0.1}, table="min_p = 0.3\n"
@@ -85,7 +85,7 @@ def test_each_field_comes_from_the_first_that_names_it(tmp_path: Path) -> None:
     assert found.values == {**MAKERS, "top_p": 0.7, "top_k": 7, "min_p": 0.3}
 
 
-def test_the_makers_values_are_those_of_any_quantisation(tmp_path: Path) -> None:
+def test_the_makers_values_apply_to_any_quantisation(tmp_path: Path) -> None:
     assert defaults(tmp_path, name=SMOLLM2).values == MAKERS
     assert defaults(tmp_path, name="SmolLM2-360M-Instruct-Q8_0.gguf").values == {}
 
