@@ -64,7 +64,7 @@ FINDINGS = {
         "api/exchanges/health.txt::A probe names what its key may use",
     ),
     "D11 a server that can never serve keeps running": (
-        "cli/test_bad_starts.py::test_what_is_found_when_the_model_is_read",
+        "cli/test_bad_starts.py::test_errors_found_when_the_model_is_read",
         "models/test_keeper.py::test_a_model_that_can_never_be_loaded_is_not_retried",
         "models/test_memory_budget.py::test_never_means_that_unloading_all_others_does_not_help",
     ),
