@@ -1,4 +1,4 @@
-"""A confined process tries what it may not do. Each attempt is a process of its own: there is no way back."""
+"""Attempts of a confined process. Each attempt has a process of its own, because confinement is final."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import ctypes, os, signal, socket, subprocess, sys, threading
 from pathlib import Path
 from openai_cpu_server.child_processes.confine import confine
 
-kept, written, outside = map(Path, sys.argv[1:4])
+readable, writable, outside = map(Path, sys.argv[1:4])
 before = threading.Thread(target=threading.Event().wait, daemon=True)
 mine, peer = socket.socketpair()
 libc = ctypes.CDLL(None, use_errno=True)
@@ -37,68 +37,68 @@ def call(number, *arguments):
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[str]:
-    """One to read, one to write in, and another."""
-    folders = [tmp_path / name for name in ("kept", "written", "outside")]
+    """Return a readable folder, a writable one and another."""
+    folders = [tmp_path / name for name in ("readable", "writable", "outside")]
     for folder in folders:
         folder.mkdir()
         (folder / "file").write_text("secret")
     return [*map(str, folders)]
 
 
-def printed(script: str, *arguments: str) -> str:
+def run_script(script: str, *arguments: str) -> str:
     command = [sys.executable, "-c", script, *arguments]
     run = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 
 
-def confined(folders: list[str], attempt: str, begin: str = "") -> str:
-    """What the attempt printed, after it was confined, or the name of what it raised."""
+def run_confined(folders: list[str], attempt: str, begin: str = "") -> str:
+    """Return the output of an attempt in a confined process, or the name of its exception."""
     script = (
-        f"{_BEGIN}{begin}\nheld = confine(read=[kept], write=[written])\n"
+        f"{_BEGIN}{begin}\nreport = confine(read=[readable], write=[writable])\n"
         f"try:\n    {attempt}\nexcept Exception as error:\n    print(type(error).__name__)\n"
     )
-    return printed(script, *folders)
+    return run_script(script, *folders)
 
 
-def refused_each(
-    folders: list[str], attempts: Sequence[str], options: str = "read=[kept], write=[written]"
+def exceptions_of(
+    folders: list[str], attempts: Sequence[str], options: str = "read=[readable], write=[writable]"
 ) -> dict[str, str]:
-    """What each attempt raised in one confined process, by the attempt; "" where it was let through."""
+    """Return the name of the exception of each attempt in one confined process, or "" without one."""
     loop = (
-        "said = {}\n"
+        "names = {}\n"
         "for attempt in json.loads(sys.argv[4]):\n"
-        "    try:\n        exec(attempt)\n        said[attempt] = ''\n"
-        "    except Exception as error:\n        said[attempt] = type(error).__name__\n"
-        "print(json.dumps(said))"
+        "    try:\n        exec(attempt)\n        names[attempt] = ''\n"
+        "    except Exception as error:\n        names[attempt] = type(error).__name__\n"
+        "print(json.dumps(names))"
     )
     script = f"import json\n{_BEGIN}\nconfine({options})\n{loop}"
-    last_line = printed(script, *folders, json.dumps(attempts)).splitlines()[-1]
-    found: dict[str, str] = json.loads(last_line)
-    return found
+    last_line = run_script(script, *folders, json.dumps(attempts)).splitlines()[-1]
+    exceptions: dict[str, str] = json.loads(last_line)
+    return exceptions
 
 
 @pytest.fixture(scope="module")
-def holds() -> str:
-    return confined([".", ".", "."], "print(held)")
+def report() -> str:
+    return run_confined([".", ".", "."], "print(report)")
 
 
 @pytest.fixture
-def landlock(holds: str) -> None:
-    if "landlock v" not in holds:
-        pytest.skip(holds)
+def landlock(report: str) -> None:
+    if "landlock v" not in report:
+        pytest.skip(report)
 
 
 @pytest.fixture
-def seccomp(holds: str) -> None:
-    if "seccomp" not in holds.partition("(")[0]:
-        pytest.skip(holds)
+def seccomp(report: str) -> None:
+    if "seccomp" not in report.partition("(")[0]:
+        pytest.skip(report)
 
 
-def test_it_says_what_holds_in_one_line(holds: str) -> None:
-    assert "no new privileges" in holds
-    assert all(name in holds for name in ("landlock", "seccomp", "capabilities"))
-    assert len(holds.splitlines()) == 1
+def test_the_restrictions_are_reported_in_one_line(report: str) -> None:
+    assert "no new privileges" in report
+    assert all(name in report for name in ("landlock", "seccomp", "capabilities"))
+    assert len(report.splitlines()) == 1
 
 
 OUTSIDE = [
@@ -107,14 +107,14 @@ OUTSIDE = [
     "(outside / 'new').write_text('x')",
     "(outside / 'file').unlink()",
     "os.listdir(outside)",
-    "(kept / 'file').write_text('x')",
-    "(kept / 'new').touch()",
-    "(kept / 'file').unlink()",
-    "os.truncate(kept / 'file', 0)",
-    "os.mkfifo(written / 'pipe')",
-    "(written / 'link').symlink_to(outside / 'file')",
-    "os.rename(outside / 'file', written / 'file')",
-    "os.link(outside / 'file', written / 'new')",
+    "(readable / 'file').write_text('x')",
+    "(readable / 'new').touch()",
+    "(readable / 'file').unlink()",
+    "os.truncate(readable / 'file', 0)",
+    "os.mkfifo(writable / 'pipe')",
+    "(writable / 'link').symlink_to(outside / 'file')",
+    "os.rename(outside / 'file', writable / 'file')",
+    "os.link(outside / 'file', writable / 'new')",
     "Path('/etc/passwd').read_text()",
     "os.listdir(Path.home())",
     "os.listdir('.')",
@@ -131,30 +131,30 @@ OUTSIDE = [
 
 @pytest.mark.usefixtures("landlock")
 def test_files_outside_are_closed(folders: list[str]) -> None:
-    said = refused_each(folders, OUTSIDE)
-    refused = ("PermissionError", "OSError")  # the latter: a link across folders
-    assert {attempt: how for attempt, how in said.items() if how not in refused} == {}
+    exceptions = exceptions_of(folders, OUTSIDE)
+    refusals = {"PermissionError", "OSError"}  # OSError for a link across folders
+    assert set(exceptions.values()) <= refusals, exceptions
     assert (Path(folders[2]) / "file").read_text() == "secret"
     assert (Path(folders[0]) / "file").read_text() == "secret"
 
 
 @pytest.mark.usefixtures("landlock")
-def test_a_way_in_by_a_link_is_closed(folders: list[str]) -> None:
+def test_a_file_behind_a_link_is_closed(folders: list[str]) -> None:
     (Path(folders[0]) / "link").symlink_to(Path(folders[2]) / "file")
-    assert confined(folders, "(kept / 'link').read_text()") == "PermissionError"
+    assert run_confined(folders, "(readable / 'link').read_text()") == "PermissionError"
 
 
 @pytest.mark.usefixtures("landlock")
-def test_a_file_that_came_later_is_open_in_a_kept_folder_only(folders: list[str]) -> None:
-    later = "os.mkdir(kept / 'a'); (kept / 'a' / 'b').write_text('x'); later = kept / 'a' / 'b'"
-    assert confined(folders, "print(later.read_text())", later) == "x"
+def test_a_later_file_is_open_in_a_readable_folder(folders: list[str]) -> None:
+    later = "os.mkdir(readable / 'a'); (readable / 'a' / 'b').write_text('x'); later = readable / 'a' / 'b'"
+    assert run_confined(folders, "print(later.read_text())", later) == "x"
 
 
 NEEDED = [
-    "(kept / 'file').read_text()",
-    "os.listdir(kept)",
-    "(written / 'new').write_text('x'); (written / 'new').rename(written / 'b')",
-    "os.mkdir(written / 'c'); (written / 'c' / 'd').touch(); os.unlink(written / 'file')",
+    "(readable / 'file').read_text()",
+    "os.listdir(readable)",
+    "(writable / 'new').write_text('x'); (writable / 'new').rename(writable / 'b')",
+    "os.mkdir(writable / 'c'); (writable / 'c' / 'd').touch(); os.unlink(writable / 'file')",
     "import colorsys, decimal, sqlite3",
     "import zoneinfo; zoneinfo.ZoneInfo('UTC')",
     "ctypes.CDLL('libm.so.6')",
@@ -173,8 +173,8 @@ NEEDED = [
 ]
 
 
-def test_what_an_engine_needs_goes_on(folders: list[str]) -> None:
-    assert refused_each(folders, NEEDED) == dict.fromkeys(NEEDED, "")
+def test_calls_that_an_engine_needs_are_permitted(folders: list[str]) -> None:
+    assert exceptions_of(folders, NEEDED) == dict.fromkeys(NEEDED, "")
 
 
 REACHING_OUT = [
@@ -207,52 +207,51 @@ REACHING_OUT = [
 
 @pytest.mark.usefixtures("seccomp")
 def test_calls_that_reach_out_are_refused(folders: list[str]) -> None:
-    assert refused_each(folders, REACHING_OUT) == dict.fromkeys(REACHING_OUT, "PermissionError")
+    assert exceptions_of(folders, REACHING_OUT) == dict.fromkeys(REACHING_OUT, "PermissionError")
 
 
 @pytest.mark.usefixtures("seccomp")
-def test_threads_of_before_are_held_too(folders: list[str]) -> None:
+def test_earlier_threads_are_confined_too(folders: list[str]) -> None:
     begin = (
-        "go, said = threading.Event(), []\n"
+        "go, names = threading.Event(), []\n"
         "def attempt():\n"
         "    go.wait()\n"
         "    try:\n        socket.socket()\n"
-        "    except OSError as error:\n        said.append(type(error).__name__)\n"
+        "    except OSError as error:\n        names.append(type(error).__name__)\n"
         "earlier = threading.Thread(target=attempt)\nearlier.start()\n"
     )
-    assert confined(folders, "go.set(); earlier.join(); print(*said)", begin) == "PermissionError"
+    assert run_confined(folders, "go.set(); earlier.join(); print(*names)", begin) == "PermissionError"
 
 
-def test_the_line_tells_of_threads_that_landlock_does_not_hold(folders: list[str], holds: str) -> None:
-    if "landlock v" not in holds:
-        pytest.skip(holds)
-    assert " but for 1 threads" in confined(folders, "print(held)", "before.start()")
+@pytest.mark.usefixtures("landlock")
+def test_the_report_counts_threads_that_landlock_does_not_confine(folders: list[str]) -> None:
+    assert " but for 1 threads" in run_confined(folders, "print(report)", "before.start()")
 
 
-def test_paths_that_are_not_there_and_a_lost_working_directory(folders: list[str]) -> None:
-    begin = "os.chdir(written); (written / 'file').unlink(); written.rmdir(); kept = Path('/no/such/place')"
-    assert "privileges" in confined(folders, "print(held)", begin)
+def test_absent_paths_and_a_lost_working_directory_are_accepted(folders: list[str]) -> None:
+    begin = "os.chdir(writable); (writable / 'file').unlink(); writable.rmdir(); readable = Path('/absent')"
+    assert "privileges" in run_confined(folders, "print(report)", begin)
 
 
-def test_it_can_end_itself_as_native_code_does(folders: list[str]) -> None:
+def test_a_confined_process_can_abort_as_native_code_does(folders: list[str]) -> None:
     script = f"{_BEGIN}confine()\nlibc.abort()"
     run = subprocess.run([sys.executable, "-c", script, *folders], capture_output=True, check=False)
     assert run.returncode == -6
 
 
 @pytest.mark.usefixtures("landlock")
-def test_another_user_than_root_may_do_it(folders: list[str]) -> None:
-    """Where the tests run as root, as they do in containers."""
+def test_users_other_than_root_are_confined_the_same_way(folders: list[str]) -> None:
+    """The attempt drops root where the tests have it, as in containers."""
     begin = "os.getuid() or os.setgroups([]) or os.setgid(65534) or os.setuid(65534)"
-    assert confined(folders, "print(held)", begin) == confined(folders, "print(held)")
+    assert run_confined(folders, "print(report)", begin) == run_confined(folders, "print(report)")
 
 
 SEQUENCED = "socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)"
 BEGINS = [
-    f"begun = {SEQUENCED}; begun.bind(chr(0) + str(outside)); begun.listen()",
+    f"server = {SEQUENCED}; server.bind(chr(0) + str(outside)); server.listen()",
     "Path(f'/proc/self/task/{threading.get_native_id()}/comm').write_text('x')",
 ]
-"""On an H200 cuInit fails without either."""
+"""Calls without which cuInit fails on an H200."""
 REACHES = [
     f"{SEQUENCED}.connect(str(outside / 'listens'))",
     f"{SEQUENCED}.bind(str(outside / 'new'))",
@@ -263,25 +262,25 @@ REACHES = [
 
 @pytest.mark.usefixtures("landlock", "seccomp")
 @pytest.mark.parametrize(("is_on_gpu", "begins"), [(True, ""), (False, "PermissionError")])
-def test_cuda_can_begin_and_reaches_nobody(folders: list[str], is_on_gpu: bool, begins: str) -> None:
+def test_cuda_can_start_but_reaches_no_process(folders: list[str], is_on_gpu: bool, begins: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(f"{folders[2]}/listens")
         listening.listen()
-        said = refused_each(folders, [*BEGINS, *REACHES], f"computes_on_gpu={is_on_gpu}")
-    assert said == {**dict.fromkeys(BEGINS, begins), **dict.fromkeys(REACHES, "PermissionError")}
+        exceptions = exceptions_of(folders, [*BEGINS, *REACHES], f"computes_on_gpu={is_on_gpu}")
+    assert exceptions == {**dict.fromkeys(BEGINS, begins), **dict.fromkeys(REACHES, "PermissionError")}
 
 
 @pytest.mark.usefixtures("landlock")
-@pytest.mark.parametrize(("is_on_gpu", "said"), [(True, ""), (False, "PermissionError")])
-def test_drivers_are_open_for_who_computes_there(
-    folders: list[str], monkeypatch: pytest.MonkeyPatch, is_on_gpu: bool, said: str
+@pytest.mark.parametrize(("is_on_gpu", "exception"), [(True, ""), (False, "PermissionError")])
+def test_drivers_are_readable_for_an_engine_on_the_gpu(
+    folders: list[str], monkeypatch: pytest.MonkeyPatch, is_on_gpu: bool, exception: str
 ) -> None:
     library = Path(folders[2], "lib.so")
     library.write_text("a library")
     named = manifest(Path(folders[2], "named"), "../lib.so")
     monkeypatch.setenv("VK_ICD_FILENAMES", str(named))
     reads = [f"assert {path.read_text()!r} == Path({str(path)!r}).read_text()" for path in (library, named)]
-    assert refused_each(folders, reads, f"computes_on_gpu={is_on_gpu}") == dict.fromkeys(reads, said)
+    assert exceptions_of(folders, reads, f"computes_on_gpu={is_on_gpu}") == dict.fromkeys(reads, exception)
 
 
 _NODE = """
@@ -289,14 +288,14 @@ from pathlib import Path
 from openai_cpu_server.child_processes.kernel import settle_on_node
 
 settle_on_node({node})
-kept = bytearray(2**25)
+block = bytearray(2**25)
 maps = Path("/proc/self/numa_maps")
 print(maps.read_text().count(" prefer") if maps.exists() else -1)
 """
 
 
 @pytest.mark.parametrize(("node", "is_there"), [(0, True), (63, False)])
-def test_memory_of_a_node_is_preferred_or_a_word_says_why_not(node: int, *, is_there: bool) -> None:
+def test_memory_of_a_node_is_preferred_or_the_reason_is_logged(node: int, *, is_there: bool) -> None:
     program = [sys.executable, "-c", _NODE.format(node=node)]
     done = subprocess.run(program, capture_output=True, text=True, check=True)
     if not is_there or done.stderr:  # in many containers it is not permitted

@@ -1,4 +1,4 @@
-"""What a child process inherits of the environment."""
+"""Variables that a child process inherits from the environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from openai_cpu_server.child_processes.spawn import child_environment
         *("OMP", "XPATH", "_", ""),
     ],
 )
-def test_secrets_stay_behind_whatever_they_are_called(name: str) -> None:
+def test_secrets_of_any_name_are_not_inherited(name: str) -> None:
     assert name not in child_environment({name: "secret"})
 
 
@@ -31,17 +31,17 @@ def test_secrets_stay_behind_whatever_they_are_called(name: str) -> None:
         *("PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONUTF8", "COV_CORE_DATAFILE"),
     ],
 )
-def test_what_native_code_and_python_need_passes(name: str) -> None:
-    assert child_environment({name: "kept"})[name] == "kept"
+def test_variables_of_native_code_and_python_are_inherited(name: str) -> None:
+    assert child_environment({name: "value"})[name] == "value"
 
 
 def test_an_abort_starts_no_debugger() -> None:
     assert child_environment({"GGML_NO_BACKTRACE": "0"})["GGML_NO_BACKTRACE"] == "1"
 
 
-def test_it_is_this_process_s_environment_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_the_environment_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_SCHEDULE", "static")
     monkeypatch.setenv("OCS_API_KEY", "secret")
-    found = child_environment()
-    assert found["OMP_SCHEDULE"] == "static"
-    assert "OCS_API_KEY" not in found
+    environment = child_environment()
+    assert environment["OMP_SCHEDULE"] == "static"
+    assert "OCS_API_KEY" not in environment

@@ -1,4 +1,4 @@
-"""Files of the drivers that Vulkan is told of."""
+"""Files of the Vulkan drivers that the environment names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_manifests_and_their_libraries(
     "text",
     ["", "[]", "{}", '{"ICD": 1}', '{"ICD": {"library_path": 1}}', '{"ICD": {"library_path": "lib.so"}}'],
 )
-def test_a_manifest_that_names_no_file_is_itself_all_there_is(
+def test_a_manifest_without_a_library_is_listed_alone(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "icd.json"

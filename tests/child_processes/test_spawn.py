@@ -1,4 +1,4 @@
-"""How a child process is started, and what tells that it has ended."""
+"""Start of a child process, and the frames that show its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_child_has_its_socket_a_session_of_its_own_and_no_keys(monkeypatch: py
         assert ours.recv(1000) == b""
 
 
-def test_frames_are_read_one_by_one_and_half_a_one_is_the_end() -> None:
+def test_frames_are_read_one_by_one_and_half_a_frame_is_the_end() -> None:
     stream = io.BytesIO(framed(b"one") + framed(b"") + framed(b"cut off")[:-1])
     assert [read_frame(stream) for _ in range(3)] == [b"one", b"", None]
     assert read_frame(io.BytesIO(b"\1\0")) is None

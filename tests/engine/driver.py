@@ -1,4 +1,4 @@
-"""An engine's core over a backend, real or not, whose messages are kept."""
+"""Driver of an engine's core over a real or fake backend, which collects the core's messages."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class Engine:
     def figures(self) -> StepFigures:
         return self.last.figures
 
-    def submit(self, *requests: GenerationRequest, told: Sequence[int] = ()) -> None:
-        """`told`: output that an earlier engine has told already."""
+    def submit(self, *requests: GenerationRequest, output: Sequence[int] = ()) -> None:
+        """`output`: tokens that an earlier engine has sent already."""
         for one in requests:
-            self.core.handle(Submit(one, output=tuple(told)))
+            self.core.handle(Submit(one, output=tuple(output)))
 
-    def serve(self, *requests: GenerationRequest, told: Sequence[int] = ()) -> None:
-        self.submit(*requests, told=told)
+    def serve(self, *requests: GenerationRequest, output: Sequence[int] = ()) -> None:
+        self.submit(*requests, output=output)
         self.run()
 
     def whole(self, name: str) -> TokenEvent:
@@ -85,9 +85,9 @@ class Engine:
             logprobs=tuple(logprob for event in events for logprob in event.logprobs),
         )
 
-    def told(self, name: str) -> list[int]:
+    def tokens(self, name: str) -> list[int]:
         return list(self.whole(name).tokens)
 
     def finish(self, name: str = "a") -> Finish:
-        (found,) = [event.finish for event in self.events if event.id == name and event.finish]
-        return found
+        (finish,) = [event.finish for event in self.events if event.id == name and event.finish]
+        return finish

@@ -1,4 +1,4 @@
-"""Outputs with a form, and thoughts with a budget before them, through the core and its fake backend."""
+"""Outputs with a grammar, and thoughts with a budget before them, through the core and its fake backend."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def constrained(
     return request(name, output=output, constraint=Constraint(grammar=pattern, opening=opening), **more)
 
 
-def shown(engine: Engine, name: str) -> str:
+def text_of(engine: Engine, name: str) -> str:
     return engine.whole(name).text
 
 
-def generate(*requests: GenerationRequest, told: Sequence[int] = ()) -> Engine:
+def generate(*requests: GenerationRequest, output: Sequence[int] = ()) -> Engine:
     engine = Engine()
-    engine.serve(*requests, told=told)
+    engine.serve(*requests, output=output)
     return engine
 
 
@@ -61,9 +61,9 @@ def ending(engine: Engine, name: str = "a") -> tuple[FinishReason, int]:
 def test_a_sample_and_what_it_forces_come_in_one_event() -> None:
     one = constrained("a", "{a?bcd?}")
     engine = generate(one)
-    assert engine.told("a") == alone(one)[:-1]
+    assert engine.tokens("a") == alone(one)[:-1]
     assert [len(event.tokens) for event in engine.events] == [6, 2]
-    assert shown(engine, "a")[:2] + shown(engine, "a")[3:6] == "{abcd"
+    assert text_of(engine, "a")[:2] + text_of(engine, "a")[3:6] == "{abcd"
     assert ending(engine) == (FinishReason.STOP, 9)
 
 
@@ -72,7 +72,7 @@ def test_forced_tokens_keep_to_the_limit_and_the_end_counts_as_a_token() -> None
         one = constrained("a", "{a?bc?}", output=limit)
         engine = generate(one)
         reason = FinishReason.LENGTH if limit < 8 else FinishReason.STOP
-        assert engine.told("a") == alone(one)[:7]
+        assert engine.tokens("a") == alone(one)[:7]
         assert ending(engine) == (reason, limit)
     assert ending(generate(constrained("a", "abc", output=0))) == (FinishReason.LENGTH, 0)
 
@@ -96,14 +96,14 @@ def test_forced_tokens_are_counted(pattern: str, output: int, sampled: int, forc
 
 
 @pytest.mark.parametrize(
-    ("pattern", "stop", "said", "num_tokens", "num_computed"),
+    ("pattern", "stop", "start", "num_tokens", "num_computed"),
     [("?abcdef?", ("cd",), "?ab", 5, 4), ("abcdef?", ("cd",), "ab", 4, 0), ("yes", (), "yes", 4, 0)],
 )
 def test_forced_output_is_never_computed(
-    pattern: str, stop: tuple[str, ...], said: str, num_tokens: int, num_computed: int
+    pattern: str, stop: tuple[str, ...], start: str, num_tokens: int, num_computed: int
 ) -> None:
     engine = generate(constrained("a", pattern, stop=stop))
-    assert shown(engine, "a")[said.count("?") :] == said.lstrip("?")
+    assert text_of(engine, "a")[start.count("?") :] == start.lstrip("?")
     assert ending(engine) == (FinishReason.STOP, num_tokens)
     assert engine.backend.num_computed == num_computed
 
@@ -112,24 +112,24 @@ def test_scored_tokens_come_one_by_one_and_are_the_same() -> None:
     free = constrained("a", "{a?bc?}")
     scored = request("b", tokens=free.tokens, output=60, constraint=free.constraint, top_logprobs=1)
     engine = generate(free, scored)
-    assert engine.told("a") == engine.told("b")
+    assert engine.tokens("a") == engine.tokens("b")
     events = [event for event in engine.events if event.id == "b"]
-    assert [logprob.token for event in events for logprob in event.logprobs] == engine.told("b")
+    assert [logprob.token for event in events for logprob in event.logprobs] == engine.tokens("b")
     assert engine.finish("b").forced_tokens == 0
 
 
 def test_prompt_scores_come_with_a_forced_beginning() -> None:
     engine = generate(constrained("a", "{ab?", prompt=9, prompt_logprobs=True))
     assert sum(len(event.prompt_logprobs) for event in engine.events) == 8
-    assert shown(engine, "a")[:3] == "{ab"
+    assert text_of(engine, "a")[:3] == "{ab"
 
 
 @pytest.mark.parametrize(("shows", "start"), [(True, "[CONTROL]{"), (False, "{")])
-def test_control_tokens_are_text_where_they_are_asked_for(shows: bool, start: str) -> None:
+def test_control_tokens_are_text_on_request(shows: bool, start: str) -> None:
     engine = generate(constrained("a", "{?}", opening=(CONTROL_TOKEN,), show_control_tokens=shows))
-    assert shown(engine, "a")[: len(start)] == start
-    assert engine.told("a")[0] == CONTROL_TOKEN
-    assert END_TOKEN not in engine.told("a")
+    assert text_of(engine, "a")[: len(start)] == start
+    assert engine.tokens("a")[0] == CONTROL_TOKEN
+    assert END_TOKEN not in engine.tokens("a")
 
 
 PANICKED = "The engine could not handle this request (Panic)."
@@ -151,11 +151,11 @@ def test_grammars_that_fail(pattern: str, error: str, output: int, is_own_fault:
     finish = engine.finish("bad")
     assert (finish.reason, finish.error, finish.output_tokens) == (FinishReason.ERROR, error, output)
     assert finish.is_own_fault == is_own_fault
-    assert engine.told("good") == alone(one)[:-1]
+    assert engine.tokens("good") == alone(one)[:-1]
     assert engine.backend.cells == {}
 
 
-def test_what_is_not_told_when_a_request_is_cancelled_is_not_told_at_all() -> None:
+def test_a_cancelled_request_gets_only_its_end() -> None:
     engine = Engine()
     engine.submit(constrained("a", "{ab?"))
     engine.core.handle(CancelRequest("a"))
@@ -163,19 +163,19 @@ def test_what_is_not_told_when_a_request_is_cancelled_is_not_told_at_all() -> No
     assert engine.events == [TokenEvent(id="a", finish=engine.finish("a"))]
 
 
-def test_an_output_goes_on_behind_each_event_though_a_burst_was_told_in_part() -> None:
-    """What may become the stop string is held back, and lost with the engine."""
+def test_an_output_continues_behind_each_event_even_within_a_burst() -> None:
+    """Text that may become the stop string is held back, and lost with the engine."""
     one = constrained("a", "{??xxxx?yy" + 5 * "?*xx" + "}", opening=(7,), output=200, stop=("xxz",))
     whole = generate(one)
-    assert whole.told("a") == alone(one)[:-1]
+    assert whole.tokens("a") == alone(one)[:-1]
     for num_events in range(len(whole.events)):
-        told = [token for event in whole.events[:num_events] for token in event.tokens]
-        assert told + generate(one, told=told).told("a") == whole.told("a")
+        output = [token for event in whole.events[:num_events] for token in event.tokens]
+        assert output + generate(one, output=output).tokens("a") == whole.tokens("a")
 
 
 @pytest.mark.anyio
 @pytest.mark.thorough
-async def test_who_kills_while_it_is_prepared_fails_alone() -> None:
+async def test_a_request_whose_preparation_kills_the_engine_fails_alone() -> None:
     innocent = [request(f"r{i}", output=80) for i in range(4)]
     async with running(client("step_s=0.01")) as engine:
         streams = [asyncio.create_task(collect(engine, one)) for one in innocent]
@@ -189,45 +189,45 @@ async def test_who_kills_while_it_is_prepared_fails_alone() -> None:
 END = "</t>"
 
 
-def spelt(text: str) -> tuple[int, ...]:
+def tokens_of(text: str) -> tuple[int, ...]:
     return tuple(byte + 2 for byte in text.encode())
 
 
 def thinking(
     name: str = "a", *, budget: int | None = 8, grammar: str | None = None, **more: object
 ) -> GenerationRequest:
-    thoughts = Thinking(end=END, budget=budget, closing=spelt("." + END))
+    thoughts = Thinking(end=END, budget=budget, closing=tokens_of("." + END))
     return request(name, output=60, constraint=Constraint(grammar=grammar, thinking=thoughts), **more)
 
 
 def test_stop_strings_are_for_the_answer_in_a_new_engine_too() -> None:
-    text = shown(generate(thinking(budget=20)), "a")
+    text = text_of(generate(thinking(budget=20)), "a")
     letter = next(char for char in text[25:] if char in text[:20])
     one = thinking(budget=20, stop=(letter,))
     stopped = generate(one)
-    assert shown(stopped, "a") == text[: text.index(letter, 25)]
-    whole = stopped.told("a")
-    for num_told in range(len(whole)):
-        assert generate(one, told=whole[:num_told]).told("a") == whole[num_told:]
+    assert text_of(stopped, "a") == text[: text.index(letter, 25)]
+    whole = stopped.tokens("a")
+    for num_sent in range(len(whole)):
+        assert generate(one, output=whole[:num_sent]).tokens("a") == whole[num_sent:]
 
 
-def test_thoughts_and_answer_are_told_apart_also_behind_a_crash() -> None:
+def test_thoughts_and_answer_are_separated_after_a_crash_too() -> None:
     one = msgspec.structs.replace(thinking(budget=6, grammar="{?a*b?}"), marks=OutputMarks(end=END))
     engine, plain = generate(one), generate(msgspec.structs.replace(one, marks=None))
     whole, num_thoughts = texts_of(engine.events), 6 + len("." + END)
-    thoughts, answer = shown(plain, "a").split(END)
+    thoughts, answer = text_of(plain, "a").split(END)
     assert whole == {OutputPart.THINKING: thoughts.strip(), OutputPart.ANSWER: answer.lstrip()}
     assert engine.finish("a") == msgspec.structs.replace(plain.finish("a"), thought_tokens=num_thoughts)
-    tokens = engine.told("a")
-    for num_told in range(len(tokens)):
-        other = generate(one, told=tokens[:num_told])
+    tokens = engine.tokens("a")
+    for num_sent in range(len(tokens)):
+        other = generate(one, output=tokens[:num_sent])
         rest = texts_of(other.events)
         assert all(whole[part].endswith(rest[part]) for part in OutputPart)
         assert other.finish().thought_tokens == num_thoughts
 
 
 class Client:
-    """An engine's core, and the client's side of it: what it is told may be on its way for a while."""
+    """An engine's core and its client. Messages to the client may stay in transit for a while."""
 
     def __init__(self, one: GenerationRequest) -> None:
         self.core = Engine().core
@@ -235,24 +235,24 @@ class Client:
         self.live = AcceptedRequest(one, self.answer, 0.0)
         self.replay = RequestReplay(lambda: 0.0, lambda: None, CulpritLedger(lambda: 0.0))
         self.replay.accept([self.live])
-        self.on_its_way: list[StepStarted | StepDone | QueueState] = []
+        self.in_transit: list[StepStarted | StepDone | QueueState] = []
 
     def connect(self) -> None:
         self.replay.ready(lambda *commands: [self.core.handle(command) for command in commands])
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
-            self.on_its_way += self.core.step() if self.core.has_work else ()
+            self.in_transit += self.core.step() if self.core.has_work else ()
 
-    def hear(self) -> None:
-        messages, self.on_its_way = self.on_its_way, []
+    def deliver(self) -> None:
+        messages, self.in_transit = self.in_transit, []
         for message in messages:
             self.replay.handle(message)
 
     async def run(self) -> Finish:
-        while self.core.has_work or self.on_its_way:
+        while self.core.has_work or self.in_transit:
             self.step()
-            self.hear()
+            self.deliver()
         events = [event async for event in self.answer]
         assert [token for event in events for token in event.tokens] == self.live.output
         (finish,) = [event.finish for event in events if event.finish is not None]
@@ -264,44 +264,44 @@ FREE = request("a", output=40, prompt=300)
 ENDED = thinking(budget=None).constraint
 
 
-@pytest.mark.parametrize("num_unheard", [0, 3])
+@pytest.mark.parametrize("num_in_transit", [0, 3])
 @pytest.mark.parametrize("num_steps", [0, 1, 4, 12])
 @pytest.mark.anyio
-async def test_thoughts_are_ended_behind_what_was_told(num_steps: int, num_unheard: int) -> None:
+async def test_thoughts_end_behind_the_received_tokens(num_steps: int, num_in_transit: int) -> None:
     client, whole = Client(FREE), alone(FREE)
     client.connect()
     client.step(num_steps)
-    client.hear()
-    client.step(num_unheard)
-    num_told = len(client.live.output)
+    client.deliver()
+    client.step(num_in_transit)
+    num_received = len(client.live.output)
     client.replay.end_thinking(client.live, ENDED)
     finish = await client.run()
     tokens = client.live.output
-    assert tokens[:num_told] == whole[:num_told]
-    assert tuple(tokens[num_told : num_told + 5]) == spelt("." + END)
+    assert tokens[:num_received] == whole[:num_received]
+    assert tuple(tokens[num_received : num_received + 5]) == tokens_of("." + END)
     assert (len(tokens), finish.reason, finish.output_tokens) == (40, FinishReason.LENGTH, 40)
     assert finish.cached_tokens == 0
     ended = client.live.request
-    for at in range(num_told, len(tokens)):
-        assert generate(ended, told=tokens[:at]).told("a") == tokens[at:]
+    for at in range(num_received, len(tokens)):
+        assert generate(ended, output=tokens[:at]).tokens("a") == tokens[at:]
 
 
 @pytest.mark.anyio
-async def test_an_engine_that_dies_after_that_changes_nothing() -> None:
+async def test_a_death_of_the_engine_does_not_undo_the_end_of_thoughts() -> None:
     client = Client(FREE)
     client.connect()
     client.step(6)
-    client.hear()
+    client.deliver()
     client.step(2)
     client.replay.end_thinking(client.live, ENDED)
-    num_told = len(client.live.output)
-    client.on_its_way.clear()
+    num_received = len(client.live.output)
+    client.in_transit.clear()
     client.replay.lost()
     client.replay.died(Death(DeathKind.KILL, "killed", "SIGKILL"))
     client.core = Engine().core
     client.connect()
     await client.run()
-    assert tuple(client.live.output[num_told : num_told + 5]) == spelt("." + END)
+    assert tuple(client.live.output[num_received : num_received + 5]) == tokens_of("." + END)
 
 
 @pytest.mark.parametrize("ends_thoughts", [False, True])
@@ -309,7 +309,7 @@ async def test_an_engine_that_dies_after_that_changes_nothing() -> None:
 @pytest.mark.parametrize("num_steps", [None, 0, 1, 9])
 @pytest.mark.anyio
 async def test_an_answer_is_ended(num_steps: int | None, stop: tuple[str, ...], ends_thoughts: bool) -> None:
-    """Where there is no engine yet it ends in the next one, also when its thoughts have just been ended."""
+    """Without an engine the answer ends in the next one, even just after the end of its thoughts."""
     one = request("a", output=40, stop=stop)
     client, whole = Client(one), alone(one)
     if num_steps is not None:

@@ -1,4 +1,4 @@
-"""The engine's core with the fake backend, step by step, and what those who watch are told of steps."""
+"""The engine's core with the fake backend, step by step, and its traces of steps."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ pytestmark = pytest.mark.thorough
 BATCH = Priority.BATCH
 
 
-def of_one_slot() -> FakeBackend:
+def one_slot_backend() -> FakeBackend:
     return FakeBackend(msgspec.structs.replace(FAKE_INFO, max_seqs=1))
 
 
-def test_who_is_computed_is_announced_when_it_changes() -> None:
+def test_the_requests_of_a_step_are_announced_when_they_change() -> None:
     engine = Engine()
     engine.submit(request("a", output=5))
     engine.step()
@@ -59,8 +59,8 @@ def test_who_is_computed_is_announced_when_it_changes() -> None:
     assert engine.started[:3] == [("a",), ("a", "b"), ("a",)]
 
 
-def test_nobody_is_expected_to_be_as_short_as_those_who_were_cancelled() -> None:
-    engine = Engine(backend=of_one_slot())
+def test_cancelled_requests_do_not_shorten_the_expected_length() -> None:
+    engine = Engine(backend=one_slot_backend())
     for number in range(5):
         engine.submit(request(f"{number}", output=200))
         engine.step()
@@ -70,11 +70,11 @@ def test_nobody_is_expected_to_be_as_short_as_those_who_were_cancelled() -> None
     engine.submit(request("long", output=200), request("next", output=200))
     engine.step()
     (place,) = engine.queues[-1].places
-    assert place.first_token_ms > 100 * 5, "after the 200 tokens before it"
+    assert place.first_token_ms > 100 * 5, "the 200 tokens before it come first"
 
 
 class BrokenText(FakeBackend):
-    """Stumbles over a token's text when an output begins with it, or in the middle of an output."""
+    """Backend that fails at the text of a token, from a number of computed tokens on."""
 
     def __init__(self, error: BaseException, from_computed: int = 0) -> None:
         super().__init__()
@@ -87,8 +87,8 @@ class BrokenText(FakeBackend):
 
 
 @pytest.mark.parametrize("speculation", ["off", "always"])
-def test_a_sequence_in_which_something_goes_wrong_ends_and_the_others_do_not_notice(speculation: str) -> None:
-    """The prompt's last token, one in its middle (it is sampled later), and one that a constraint forces."""
+def test_a_sequence_that_fails_ends_alone(speculation: str) -> None:
+    """Faulty tokens are a prompt's last one, one in its middle (sampled later), and one that is forced."""
     options = msgspec.structs.replace(OPTIONS, **SPECULATION[speculation], prefill_tokens=8)
     engine = Engine(options, FakeBackend(fault_on=290))
     good = [request(f"good{i}", prompt=20, output=40) for i in range(3)]
@@ -103,14 +103,14 @@ def test_a_sequence_in_which_something_goes_wrong_ends_and_the_others_do_not_not
         assert (finish.reason, finish.error) == (FinishReason.ERROR, "no numbers")
         assert not finish.is_own_fault
     for one in good:
-        tokens, expected = engine.told(one.id), alone(one)
+        tokens, expected = engine.tokens(one.id), alone(one)
         assert tokens == expected[: len(tokens)]
-        assert len(tokens) >= len(expected) - 1  # the end token is not told
+        assert len(tokens) >= len(expected) - 1  # the end token is not sent
     assert engine.backend.opened == {}
     assert engine.last.kv.pool_blocks_used == 0
 
 
-def test_a_panic_while_an_output_is_followed_ends_that_one_alone() -> None:
+def test_a_panic_at_an_output_ends_its_request_alone() -> None:
     engine = Engine(backend=BrokenText(Panic("index out of bounds"), 21))
     engine.serve(request("bad", output=30, show_control_tokens=True), request("good", output=30))
     finish, other = engine.finish("bad"), engine.finish("good")
@@ -131,7 +131,7 @@ def test_a_panic_while_an_output_is_followed_ends_that_one_alone() -> None:
         {"max_tokens": -5},
     ],
 )
-def test_numbers_that_the_api_lets_nobody_send_are_refused_here_too(more: dict[str, object]) -> None:
+def test_numbers_that_the_api_refuses_are_refused_by_the_engine_too(more: dict[str, object]) -> None:
     engine = Engine()
     engine.serve(request("bad", **more), request("good", output=3))
     finish = engine.finish("bad")
@@ -140,7 +140,7 @@ def test_numbers_that_the_api_lets_nobody_send_are_refused_here_too(more: dict[s
     assert engine.finish("good")
 
 
-def test_nothing_stays_of_a_request_that_fails_halfway() -> None:
+def test_a_request_that_fails_halfway_leaves_no_cells() -> None:
     engine = Engine(backend=BrokenText(MemoryError()))
     pattern = Constraint(grammar="abc?")
     one = request("good", constraint=pattern)
@@ -152,8 +152,8 @@ def test_nothing_stays_of_a_request_that_fails_halfway() -> None:
     assert engine.backend.cells == {}
 
 
-def test_whoever_gets_a_slot_is_announced_though_it_is_not_computed_yet() -> None:
-    """Beside the step its grammar is compiled, which may be what the process dies of."""
+def test_a_request_with_a_slot_is_announced_before_it_is_computed() -> None:
+    """Compiling its grammar beside the step may kill the process."""
     hurried = Scheduling(stream_rate=1000, stall_ms=1, batch_stall_ms=1)
     engine = Engine(msgspec.structs.replace(OPTIONS, scheduling=hurried))
     engine.submit(request("a", prompt=200), request("b", prompt=200))
@@ -162,7 +162,7 @@ def test_whoever_gets_a_slot_is_announced_though_it_is_not_computed_yet() -> Non
     assert set(engine.started[0]) == {"a", "b"}
 
 
-def test_those_with_whom_the_scheduler_cannot_cope_are_announced() -> None:
+def test_a_request_that_the_scheduler_cannot_handle_is_announced() -> None:
     engine = Engine()
     engine.submit(request("a", output=9), request("b", output=9))
     engine.step()
@@ -172,26 +172,26 @@ def test_those_with_whom_the_scheduler_cannot_cope_are_announced() -> None:
     assert engine.started[-1] == ("a", "b", "bad")
 
 
-def test_a_prompt_tells_how_far_it_is() -> None:
+def test_a_prompt_reports_its_progress() -> None:
     engine = Engine()
     prompt = tuple(2 + number % 200 for number in range(700))
     engine.serve(request("a", tokens=prompt[:400]))
-    asked = msgspec.structs.replace(request("b", tokens=prompt), reports_progress=True)
-    engine.serve(asked, request("c", tokens=prompt[::-1]))
-    told = [each for event in engine.events if (each := event.progress) is not None and event.id == "b"]
-    assert len(told) == sum(event.progress is not None for event in engine.events)
-    processed = [each.processed for each in told]
+    reporting = msgspec.structs.replace(request("b", tokens=prompt), reports_progress=True)
+    engine.serve(reporting, request("c", tokens=prompt[::-1]))
+    reports = [each for event in engine.events if (each := event.progress) is not None and event.id == "b"]
+    assert len(reports) == sum(event.progress is not None for event in engine.events)
+    processed = [each.processed for each in reports]
     assert processed == sorted(set(processed))
-    assert (processed[0], processed[-1]) == (told[0].cached, 700)
-    assert {each.total for each in told} == {700}
-    assert told[0].cached >= 384
-    left_ms = [each.left_ms or 0.0 for each in told]
+    assert (processed[0], processed[-1]) == (reports[0].cached, 700)
+    assert {each.total for each in reports} == {700}
+    assert reports[0].cached >= 384
+    left_ms = [each.left_ms or 0.0 for each in reports]
     assert left_ms == sorted(left_ms, reverse=True)
     assert (left_ms[0] > 0, left_ms[-1]) == (True, 0.0)
-    assert len(told) >= 3
-    assert alone(asked) == engine.told("b")
+    assert len(reports) >= 3
+    assert alone(reporting) == engine.tokens("b")
     resumed = Engine()
-    resumed.core.handle(Submit(asked, output=tuple(alone(asked))[:2]))
+    resumed.core.handle(Submit(reporting, output=tuple(alone(reporting))[:2]))
     resumed.run()
     assert all(event.progress is None for event in resumed.events)
 
@@ -214,12 +214,12 @@ def test_the_cache_outlives_the_engine_in_its_file_and_a_smaller_one_takes_what_
     first = Engine(options)
     first.serve(one)
     first.submit(request("gone", prompt=70, output=100))
-    next(first.core.step())  # the client is gone before it is executed: what it was to save is saved
+    next(first.core.step())  # the client leaves before the step is executed, so save_cache executes its saves
     first.core.save_cache(str(tmp_path / "cache"))
     second = Engine(options)
     second.serve(one)
     assert second.finish("a").cached_tokens == 199
-    assert second.told("a") == alone(one)
+    assert second.tokens("a") == alone(one)
     assert len(Engine(msgspec.structs.replace(options, cache_bytes=64 * 2)).backend.blocks) == 2
 
 
@@ -235,7 +235,7 @@ def test_a_server_without_a_cache_shares_nothing_and_leaves_the_file_alone(tmp_p
 
 
 class BusyBackend(FakeBackend):
-    """Has the test look on while its next step is executed; what the test says then interrupts that."""
+    """Backend that calls `meanwhile` during its next step and interrupts the step if that returns True."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ def test_a_newcomer_interrupts_batch_work(running: Priority, newcomer: Priority,
     engine.core.handle(command)
     engine.run()
     assert engine.finish("one").interruptions == int(interrupts)
-    assert engine.told("one") == alone(one)
+    assert engine.tokens("one") == alone(one)
     assert not engine.core.is_worth_interrupting(command)
 
 
@@ -290,14 +290,14 @@ def test_a_newcomer_of_another_model_interrupts_batch_work_but_not_twice_in_a_ro
         backend.meanwhile = look
         engine.step()
     assert worth == [[False, True, True], [False] * 3]
-    assert engine.figures.tokens < 50, "the step behind one that was interrupted is short"
+    assert engine.figures.tokens < 50, "the step after an interrupted one is short"
     engine.step()
     assert engine.figures.tokens > 50
 
 
 @pytest.mark.parametrize(("cpu_expert_layers", "in_one_go"), [(0, True), (9, False)])
 def test_batch_steps_on_a_device_are_short(cpu_expert_layers: int, in_one_go: bool) -> None:
-    """A device computes on; the CPU, which has the experts of each layer, would hear of a newcomer."""
+    """A device cannot be interrupted. The CPU, which has the experts of each layer, can be."""
     gpu = Device(name="Vulkan0", backend="V", description="", kind="gpu", free_bytes=9000, total_bytes=9000)
     placed = {"layers": 9, "num_layers": 9, "weights_bytes": 1000, "cells_bytes": 1000}
     placement = msgspec.structs.replace(
@@ -316,8 +316,8 @@ def test_steps_beside_other_models_interactive_work_are_short() -> None:
     assert 0 < engine.figures.tokens < 50
 
 
-def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
-    core = Engine(backend=of_one_slot()).core
+def test_events_without_computation_are_sent_while_another_model_computes() -> None:
+    core = Engine(backend=one_slot_backend()).core
     assert core.work is None
     core.handle(Submit(request("batch", priority=BATCH)))
     assert core.work is BATCH
@@ -328,13 +328,13 @@ def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
     assert [event.id for event in done.events] == ["large"]
     assert [(place.id, place.position) for place in queue.places] == [("person", 1), ("batch", 2)]
     assert list(core.flush(Sharing())) == []
-    twin = Engine(backend=of_one_slot()).core
+    twin = Engine(backend=one_slot_backend()).core
     twin.handle(Submit(request("person")))
     (undisturbed,) = twin.flush(Sharing())
     assert queue.places[0].first_token_ms == pytest.approx(3 * undisturbed.places[0].first_token_ms)
 
 
-def test_costs_that_were_guessed_are_measured_until_it_is_not_disturbed_and_used() -> None:
+def test_guessed_costs_are_measured_until_a_measurement_is_undisturbed_and_then_replaced() -> None:
     curves, seen = iter([None, CURVE]), list[bool]()
 
     def measure(is_wanted: Callable[[], bool]) -> CostCurve | None:
@@ -349,17 +349,17 @@ def test_costs_that_were_guessed_are_measured_until_it_is_not_disturbed_and_used
     assert seen == [True, False] * 2
     assert not core.is_guessing
     assert predicted_ms(core) == pytest.approx(5 + 995 * 99 / 255)
-    assert not build_core(OPTIONS, FakeBackend(), CURVE, measure).is_guessing, "known ones are not measured"
+    assert not build_core(OPTIONS, FakeBackend(), CURVE, measure).is_guessing, "the curve was measured"
 
 
 def predicted_ms(core: EngineCore) -> float:
-    """Of a step that computes 99 tokens."""
+    """Return the prediction for a step of 99 tokens."""
     core.handle(Submit(request=request("a", prompt=100, output=1)))
     (done,) = (message for message in core.step() if isinstance(message, StepDone))
     return done.figures.predicted_ms
 
 
-def test_who_never_measures_goes_by_a_guess_or_what_an_earlier_start_has_kept(tmp_path: Path) -> None:
+def test_an_engine_that_never_measures_uses_a_guess_or_the_curve_of_an_earlier_start(tmp_path: Path) -> None:
     info = msgspec.structs.replace(FAKE_INFO, path=str(tiny_model_path()))
     options = msgspec.structs.replace(OPTIONS, calibrate="never", cost_dir=str(tmp_path))
     guessing = calibrated(options, FakeBackend(info), lambda fraction: None)
@@ -383,16 +383,16 @@ def test_the_cpu_time_of_a_step_is_shared_among_clients_by_their_tokens() -> Non
     assert shared_ms([], 5.0) == {}
 
 
-def test_a_forecast_is_told_with_the_last_step_and_only_where_it_is_wanted() -> None:
-    silent, telling = Engine(), Engine(msgspec.structs.replace(OPTIONS, reports_forecast=True))
-    for engine in (silent, telling):
+def test_a_forecast_comes_with_the_last_step_and_only_where_it_is_enabled() -> None:
+    silent, reporting = Engine(), Engine(msgspec.structs.replace(OPTIONS, reports_forecast=True))
+    for engine in (silent, reporting):
         engine.serve(request("r", prompt=130, output=3))
     assert (silent.last.forecast, silent.last.prefixes) == (None, None)
-    assert telling.last.forecast.num_live == (0, 0)
-    assert len(telling.last.prefixes.saved) == 2
+    assert reporting.last.forecast.num_live == (0, 0)
+    assert len(reporting.last.prefixes.saved) == 2
 
 
-def test_tokens_and_sequences_of_steps_are_told_and_preemptions_once() -> None:
+def test_figures_of_steps_have_tokens_sequences_and_preemptions() -> None:
     engine = Engine(EngineOptions(model_path=""))
     engine.serve(request("a", prompt=20, output=4))
     figures = [f for f in engine.all_figures if f.tokens]
@@ -405,7 +405,7 @@ def test_tokens_and_sequences_of_steps_are_told_and_preemptions_once() -> None:
     assert sum(f.preemptions for f in crowded.all_figures) > 0
 
 
-def watched(*requests: GenerationRequest, max_seqs: int = 64, **options: object) -> Engine:
+def traced_engine(*requests: GenerationRequest, max_seqs: int = 64, **options: object) -> Engine:
     info = msgspec.structs.replace(FAKE_INFO, max_seqs=max_seqs)
     engine = Engine(EngineOptions(**{"model_path": "", **options}), FakeBackend(info))
     engine.core.handle(ShowSteps())
@@ -413,62 +413,62 @@ def watched(*requests: GenerationRequest, max_seqs: int = 64, **options: object)
     return engine
 
 
-def ran(*requests: GenerationRequest, **options: object) -> list[StepDone]:
-    engine = watched(*requests, **options)
+def traced_steps(*requests: GenerationRequest, **options: object) -> list[StepDone]:
+    engine = traced_engine(*requests, **options)
     engine.run()
     return engine.done
 
 
-def parts(told: list[StepDone]) -> list[TracePart]:
-    return [part for step in told if step.shown for part in step.shown.parts]
+def parts(steps: list[StepDone]) -> list[TracePart]:
+    return [part for step in steps if step.shown for part in step.shown.parts]
 
 
-def states(told: list[StepDone]) -> list[TraceState]:
-    return [step.shown.state for step in told if step.shown and step.shown.state]
+def states(steps: list[StepDone]) -> list[TraceState]:
+    return [step.shown.state for step in steps if step.shown and step.shown.state]
 
 
-def test_nobody_watches_or_does_any_more_and_nothing_is_told() -> None:
-    engine = watched(request("a", output=4))
+def test_steps_after_the_last_subscriber_have_no_trace() -> None:
+    engine = traced_engine(request("a", output=4))
     engine.step()
     assert parts(engine.done)
     engine.core.handle(HideSteps())
     engine.run()
-    told = engine.done[2:]
-    assert [step.shown for step in told] == [None] * len(told)
-    assert b"shown" not in frame(told[0])
+    steps = engine.done[2:]
+    assert [step.shown for step in steps] == [None] * len(steps)
+    assert b"shown" not in frame(steps[0])
 
 
 CHAT = request("chat", prompt=3, output=2, client="key:ann")
 JOB = request("job", prompt=4, output=1, priority=Priority.BATCH)
 
 
-def test_who_is_in_each_step_is_told_by_kind_of_token() -> None:
-    told = parts(ran(CHAT, JOB))
-    for step in ran(CHAT):
+def test_a_trace_has_the_requests_of_a_step_by_kind_of_token() -> None:
+    traced = parts(traced_steps(CHAT, JOB))
+    for step in traced_steps(CHAT):
         assert read_event(frame(step)[LENGTH.size :]) == step
-    assert [part for part in told if part.id == "chat"] == [
+    assert [part for part in traced if part.id == "chat"] == [
         TracePart("chat", "key:ann", Priority.INTERACTIVE, "prompt", prompt=3, output=1),
         TracePart("chat", "key:ann", Priority.INTERACTIVE, "decode", decode=1, output=1),
     ]
 
 
-def test_forced_tokens_are_told_apart_and_drafts_with_how_many_were_right() -> None:
-    told = parts(ran(request("a", output=9, constraint=Constraint(grammar="?abc?"))))
-    assert sum(part.forced for part in told) == 3
-    assert sum(part.output for part in told) == 6  # the last one ends it
-    told = parts(ran(request("a", prompt=60, output=40), **SPECULATION["always"]))
-    assert sum(part.output for part in told) == 40
-    assert all(0 <= part.accepted <= part.draft for part in told)
+def test_a_trace_counts_forced_tokens_and_accepted_drafts() -> None:
+    traced = parts(traced_steps(request("a", output=9, constraint=Constraint(grammar="?abc?"))))
+    assert sum(part.forced for part in traced) == 3
+    assert sum(part.output for part in traced) == 6  # the last one ends it
+    traced = parts(traced_steps(request("a", prompt=60, output=40), **SPECULATION["always"]))
+    assert sum(part.output for part in traced) == 40
+    assert all(0 <= part.accepted <= part.draft for part in traced)
 
 
-def test_who_begins_to_watch_an_idle_engine_is_told_how_the_memory_stands_and_it_rests_again() -> None:
-    (state,) = states(ran(cache_bytes=6400))
+def test_a_new_subscriber_of_an_idle_engine_gets_the_state_of_its_memory() -> None:
+    (state,) = states(traced_steps(cache_bytes=6400))
     assert (state.pool_tiles, state.tile_blocks, state.holdings) == (256, 1, ())
 
 
-def test_shared_cells_are_held_by_all_who_share_them() -> None:
+def test_shared_cells_are_held_by_all_requests_that_share_them() -> None:
     long = request("a", prompt=100, output=30)
-    engine = watched(long, cache_bytes=0)
+    engine = traced_engine(long, cache_bytes=0)
     engine.core.handle(HideSteps())
     engine.step()
     engine.step()
@@ -482,27 +482,27 @@ def test_shared_cells_are_held_by_all_who_share_them() -> None:
     assert len(tiles[0] & tiles[1]) == 99 // 16
 
 
-def test_those_who_wait_are_told_why() -> None:
-    state, *_, last = states(ran(request("a", output=3), request("b", output=3), max_seqs=1))
+def test_a_trace_has_the_reason_of_each_wait() -> None:
+    state, *_, last = states(traced_steps(request("a", output=3), request("b", output=3), max_seqs=1))
     assert [(wait.id, wait.why) for wait in state.waits] == [("b", "slot")]
-    assert (last.holdings, last.waits) == ((), ())  # the picture of an idle engine is empty
+    assert (last.holdings, last.waits) == ((), ())  # the trace of an idle engine is empty
 
 
-def test_inputs_that_are_embedded_are_told_too() -> None:
+def test_a_trace_has_embedded_inputs_too() -> None:
     engine = build_embed_core(EngineOptions(model_path=""), FakeEmbedder())
     engine.handle(ShowSteps())
     engine.handle(Submit(EmbedRequest(id="e", inputs=((3, 4), (5,)), client="user:bob")))
     assert engine.has_work
-    told = [message for message in engine.step() if isinstance(message, StepDone)]
-    assert parts(told) == [TracePart("e", "user:bob", Priority.INTERACTIVE, "prompt", prompt=3)]
+    steps = [message for message in engine.step() if isinstance(message, StepDone)]
+    assert parts(steps) == [TracePart("e", "user:bob", Priority.INTERACTIVE, "prompt", prompt=3)]
 
 
-def test_each_step_is_logged_with_who_was_in_it_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_step_is_logged_with_its_requests_at_debug_level_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="openai_cpu_server.engine.generating")
-    ran(CHAT, JOB)
+    traced_steps(CHAT, JOB)
     assert caplog.records == []
     caplog.set_level(logging.DEBUG, logger="openai_cpu_server.engine.generating")
-    ran(CHAT, JOB)
+    traced_steps(CHAT, JOB)
     logged = [record.fields for record in caplog.records]
     keys = ("id", "priority", "tokens", "decodes")
     spans = [(*map(part.get, keys), *part["why"].items()) for step in logged for part in step["spans"]]

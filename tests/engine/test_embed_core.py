@@ -1,4 +1,4 @@
-"""The embedding engine's core on the fake embedder: what comes of requests, step by step."""
+"""The embedding engine's core on the fake embedder, step by step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.scheduler.driver import request as generation
 
 SIZE = FAKE_EMBEDDER.embedding_size
 OPTIONS = Scheduling(stream_rate=1e-3, stall_ms=1e6, batch_stall_ms=1e6, preempt_threshold_ms=1e6)
-"""Steps are as long as a core makes any."""
+"""Limits that leave steps as long as a core allows."""
 
 
 def embed(name: str, *inputs: tuple[int, ...], priority: Priority = Priority.INTERACTIVE) -> EmbedRequest:
@@ -67,13 +67,13 @@ class Driver:
 
 
 def rows(events: list[Embedded], name: str) -> list[list[float]]:
-    found = array("f")
+    values = array("f")
     for event in events:
         if event.id == name:
             assert event.error is None
-            assert event.first == len(found) // SIZE
-            found.frombytes(event.vectors)
-    return [list(found[start : start + SIZE]) for start in range(0, len(found), SIZE)]
+            assert event.first == len(values) // SIZE
+            values.frombytes(event.vectors)
+    return [list(values[start : start + SIZE]) for start in range(0, len(values), SIZE)]
 
 
 def test_every_input_gets_its_vector() -> None:
@@ -100,7 +100,7 @@ def test_a_step_is_as_long_as_its_time_budget_allows(priority: Priority, sharing
 
 
 @pytest.mark.parametrize(("on_device", "tokens"), [(True, 32), (False, 64)])
-def test_a_device_gets_short_batch_steps_for_it_does_not_stop(on_device: bool, tokens: int) -> None:
+def test_a_device_gets_short_batch_steps_as_it_cannot_be_interrupted(on_device: bool, tokens: int) -> None:
     gpu = Device(name="GPU0", backend="Some", description="", kind="gpu", free_bytes=9000, total_bytes=9000)
     there = msgspec.structs.replace(
         DevicePlacement.nowhere("", gpu), layers=9, num_layers=9, weights_bytes=1000
@@ -115,17 +115,17 @@ def test_a_device_gets_short_batch_steps_for_it_does_not_stop(on_device: bool, t
     assert sum(map(len, backend.steps[0])) == tokens
 
 
-def test_what_fails_together_is_computed_one_by_one() -> None:
+def test_inputs_of_a_step_that_fails_are_computed_one_by_one() -> None:
     driver = Driver(FakeEmbedder(fail_on=13))
     driver.submit(embed("a", (1, 2)), embed("bad", (3,), (13,)), embed("c", (4,)))
     events = driver.run()
     assert rows(events, "a") == [vector_of((1, 2), SIZE)]
     assert rows(events, "c") == [vector_of((4,), SIZE)]
-    (failed,) = [event for event in events if event.id == "bad"]
-    assert failed.error is not None
+    (failure,) = [event for event in events if event.id == "bad"]
+    assert failure.error is not None
 
 
-def test_a_request_that_is_wrong_fails_alone_also_while_another_model_computes() -> None:
+def test_an_invalid_request_fails_alone_even_while_another_model_computes() -> None:
     driver = Driver()
     driver.submit(embed("empty", ()))
     assert driver.core.work is None
@@ -137,9 +137,9 @@ def test_a_request_that_is_wrong_fails_alone_also_while_another_model_computes()
     (done,) = [m for m in driver.core.step() if isinstance(m, StepDone)]
     assert {event.id for event in done.embedded if event.error} == {"long", "alien"}
     assert [event.id for event in done.embedded if not event.error] == ["a"]
-    (refused,) = done.events
-    assert refused.id == "g"
-    assert refused.finish is not None
+    (refusal,) = done.events
+    assert refusal.id == "g"
+    assert refusal.finish is not None
     assert not driver.core.has_work
 
 
@@ -147,13 +147,13 @@ def test_cancelling() -> None:
     driver = Driver()
     driver.submit(embed("a", (1,)), embed("b", (2,)))
     driver.core.handle(CancelRequest(id="a"))
-    driver.core.handle(CancelRequest(id="nobody"))
+    driver.core.handle(CancelRequest(id="absent"))
     driver.core.handle(ClearCache())
     events = driver.run()
     assert [(event.id, event.error is None) for event in events] == [("a", False), ("b", True)]
 
 
-def test_who_is_in_a_step_is_announced_before_it_and_its_figures_told() -> None:
+def test_a_step_is_announced_with_its_requests_and_ends_with_its_figures() -> None:
     driver = Driver()
     for name, client, inputs in (("a", "key:ann", [(5,) * 64] * 6), ("b", "key:bob", [(1,) * 32])):
         driver.submit(msgspec.structs.replace(embed(name, *inputs), client=client))
@@ -193,8 +193,8 @@ def test_a_long_batch_step_is_interrupted_for_an_interactive_newcomer(priority: 
     assert driver.step() == ()
     is_batch = priority is Priority.BATCH
     assert backend.answers == [is_batch, False, is_batch, False]
-    assert len(rows(list(driver.step()), "a")) == 1, "the next one is as short as can be"
-    assert backend.answers == [False] * 4, "never two in a row"
+    assert len(rows(list(driver.step()), "a")) == 1, "the next step is as short as possible"
+    assert backend.answers == [False] * 4, "two steps in a row are never interrupted"
     assert not driver.core.is_worth_interrupting(Submit(request=embed("new", (1,)))), "nothing runs"
 
 

@@ -1,5 +1,5 @@
-"""The client that goes away while its engine starts. Each engine is a process of its own, because the thread
-that reads from a client ends the process behind it."""
+"""A client that leaves while its engine starts. Each engine is a process of its own, because the thread that
+reads from a client ends the process afterwards."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.waiting import DEADLINE_S
 Progress = Callable[[float], None]
 
 
-@pytest.mark.parametrize(("moment", "said"), [("loading", ""), ("measuring", "closed\n")])
-def test_a_model_that_is_unloaded_while_it_starts_ends_its_engine(moment: str, said: str) -> None:
+@pytest.mark.parametrize(("moment", "output"), [("loading", ""), ("measuring", "closed\n")])
+def test_a_model_that_is_unloaded_while_it_starts_ends_its_engine(moment: str, output: str) -> None:
     command = [sys.executable, "-m", "tests.engine.test_leaving", moment]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, output, "")
 
 
 class Loaded(FakeBackend):
-    """Model that is closed like one of llama.cpp."""
+    """Model that is closed like a model of llama.cpp."""
 
     def warm_up(self) -> bool:
         return True
@@ -45,7 +45,7 @@ def start(moment: str) -> None:
     def leave(on_progress: Progress) -> None:
         client.close()
         on_progress(0.5)
-        raise AssertionError("it goes on without a client")
+        raise AssertionError("the engine continues without a client")
 
     def load(options: EngineOptions, on_progress: Progress) -> Loaded:
         if moment == "loading":

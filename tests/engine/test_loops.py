@@ -1,4 +1,4 @@
-"""Outputs that repeat themselves: which are ended, where, and that nothing else decides about it."""
+"""Outputs that repeat themselves: which of them are ended, at which token, and independently of all else."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_a_passage_that_has_filled_a_thousand_tokens_is_ended_soon(period: int, 
     rng = random.Random(period)
     before = [rng.randrange(1000, 2000) for _ in range(num_before)]
     passage = rng.sample(range(1000), period)
-    ended = end_of([*before, *repeated(passage)])
-    assert ended is not None
-    assert 0 <= ended - (num_before + period + LOOP_TOKENS) < 64
+    end = end_of([*before, *repeated(passage)])
+    assert end is not None
+    assert 0 <= end - (num_before + period + LOOP_TOKENS) < 64
 
 
 def test_the_largest_token_ids_are_read() -> None:
@@ -45,7 +45,7 @@ def test_the_largest_token_ids_are_read() -> None:
 
 
 def rows(*, differ: bool) -> list[int]:
-    """A table of rows of 20 tokens, which differ in a number or not."""
+    """Return a table of rows of 20 tokens, which differ in one number or are equal."""
     cells = list(range(100, 119))
     return [token for row in range(100) for token in (*cells, row if differ else 0)]
 
@@ -63,7 +63,7 @@ def rows(*, differ: bool) -> list[int]:
         [token for number in range(600) for token in (1, 2, 3, number + 10, 4)],
     ],
 )
-def test_real_repetition_is_no_loop(tokens: Sequence[int]) -> None:
+def test_ordinary_repetition_is_not_a_loop(tokens: Sequence[int]) -> None:
     assert end_of(tokens) is None
 
 
@@ -73,74 +73,73 @@ PASSAGE = tuple(2 + byte for byte in b"and so on, ")
 
 
 def stuck(tokens: list[int]) -> int:
-    """Say 30 numbers, and then the same passage over and over."""
+    """Choose 30 numbers, and then the same passage over and over."""
     count = len(tokens) - 4
     return 300 + count if count < 30 else PASSAGE[(count - 30) % len(PASSAGE)]
 
 
-def engine(speculation: str = "off") -> Engine:
+def new_engine(speculation: str = "off") -> Engine:
     options = msgspec.structs.replace(OPTIONS, **SPECULATION[speculation])
     return Engine(options, FakeBackend(FAKE_INFO, choose=stuck))
 
 
-def looping(name: str = "a", **more: object) -> GenerationRequest:
+def loop_request(name: str = "a", **more: object) -> GenerationRequest:
     return request(name, output=MOST, **{"ends_loops": True, **more})
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> Sequence[int]:
-    made = engine()
-    made.serve(looping())
-    finish = made.finish("a")
+def reference() -> Sequence[int]:
+    engine = new_engine()
+    engine.serve(loop_request())
+    finish = engine.finish("a")
     assert (finish.reason, finish.is_loop) == (FinishReason.LENGTH, True)
-    tokens = made.whole("a").tokens
+    tokens = engine.whole("a").tokens
     assert LOOP_TOKENS < len(tokens) == finish.output_tokens < LOOP_TOKENS + 200
     return tokens
 
 
-def test_an_output_is_the_same_up_to_its_end(undisturbed: Sequence[int]) -> None:
-    made = engine()
-    made.serve(looping(ends_loops=False))
-    finish = made.finish("a")
+def test_an_output_is_the_same_up_to_its_end(reference: Sequence[int]) -> None:
+    engine = new_engine()
+    engine.serve(loop_request(ends_loops=False))
+    finish = engine.finish("a")
     assert (finish.reason, finish.is_loop, finish.output_tokens) == (FinishReason.LENGTH, False, MOST)
-    assert made.whole("a").tokens[: len(undisturbed)] == undisturbed
+    assert engine.whole("a").tokens[: len(reference)] == reference
 
 
 @pytest.mark.parametrize("speculation", sorted(SPECULATION))
-def test_drafts_and_others_do_not_move_the_end(undisturbed: Sequence[int], speculation: str) -> None:
-    made = engine(speculation)
-    made.submit(looping(), looping("b"), request("c", output=50))
-    made.run()
-    assert made.whole("a").tokens == made.whole("b").tokens == undisturbed
+def test_drafts_and_other_requests_do_not_move_the_end(reference: Sequence[int], speculation: str) -> None:
+    engine = new_engine(speculation)
+    engine.serve(loop_request(), loop_request("b"), request("c", output=50))
+    assert engine.whole("a").tokens == engine.whole("b").tokens == reference
 
 
-@pytest.mark.parametrize("num_told", [1, 500, 1023, 1024, 1088, -1, 0])
-def test_a_crash_does_not_move_the_end(undisturbed: Sequence[int], num_told: int) -> None:
-    """0: all tokens were sent, and only the last event was lost."""
-    told = undisturbed[: num_told or None]
-    made = engine()
-    made.serve(looping(), told=told)
-    assert (*told, *made.whole("a").tokens) == undisturbed
-    assert made.finish("a").is_loop
+@pytest.mark.parametrize("num_sent", [1, 500, 1023, 1024, 1088, -1, 0])
+def test_a_crash_does_not_move_the_end(reference: Sequence[int], num_sent: int) -> None:
+    """With 0 all tokens were sent, and only the last event was lost."""
+    output = reference[: num_sent or None]
+    engine = new_engine()
+    engine.serve(loop_request(), output=output)
+    assert (*output, *engine.whole("a").tokens) == reference
+    assert engine.finish("a").is_loop
 
 
-def test_tokens_that_must_come_are_not_cut() -> None:
-    made = engine()
-    made.serve(looping(sampling=Sampling(seed=1, min_tokens=2000)))
-    assert 2000 < made.finish("a").output_tokens < 2100
+def test_the_minimum_of_tokens_is_not_cut() -> None:
+    engine = new_engine()
+    engine.serve(loop_request(sampling=Sampling(seed=1, min_tokens=2000)))
+    assert 2000 < engine.finish("a").output_tokens < 2100
 
 
 @pytest.mark.parametrize(("sign", "is_loop"), [("?", True), ("0", False)])
-def test_a_form_ends_a_loop_unless_it_demands_the_passage(sign: str, is_loop: bool) -> None:
-    made = engine()
-    made.serve(looping(constraint=Constraint(grammar=sign * (LOOP_TOKENS + 200))))
-    assert made.finish("a").is_loop is is_loop
+def test_a_loop_within_a_grammar_is_ended_unless_the_grammar_demands_it(sign: str, is_loop: bool) -> None:
+    engine = new_engine()
+    engine.serve(loop_request(constraint=Constraint(grammar=sign * (LOOP_TOKENS + 200))))
+    assert engine.finish("a").is_loop is is_loop
 
 
-def test_a_cancelled_request_is_no_loop() -> None:
-    made = engine()
-    made.submit(looping())
-    made.step()
-    made.core.handle(CancelRequest("a"))
-    made.run()
-    assert not made.finish("a").is_loop
+def test_a_cancelled_request_is_not_a_loop() -> None:
+    engine = new_engine()
+    engine.submit(loop_request())
+    engine.step()
+    engine.core.handle(CancelRequest("a"))
+    engine.run()
+    assert not engine.finish("a").is_loop

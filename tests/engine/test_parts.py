@@ -1,4 +1,4 @@
-"""Text comes out whole, and in any pieces it is known which part of an output it is."""
+"""Text comes in whole characters, and any piece of it is assigned to its part of the output."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ BEFORE, WITHIN, BEHIND = ThinkingStage.BEFORE, ThinkingStage.WITHIN, ThinkingSta
 
 
 def reader(form: str, stage: ThinkingStage) -> PartReader:
-    """It cuts what formats in channels write, too: the first part of it is thoughts as everywhere."""
+    """Return a reader that cuts formats with channels too. Their first part is thoughts as everywhere."""
     marks = CallThinking(REASONING_FORMATS[form], stage).marks
     return PartReader(msgspec.structs.replace(marks, has_channels=False))
 
 
-def read(by: PartReader, pieces: Sequence[str]) -> tuple[str, str]:
-    """The thoughts and the answer. Nothing of the answer comes before a thought."""
-    told = [part for piece in pieces for part in by.feed(piece)] + by.finish()
-    parts = [part for part, _ in told]
+def read(part_reader: PartReader, pieces: Sequence[str]) -> tuple[str, str]:
+    """Return the thoughts and the answer. No piece of the answer may come before a thought."""
+    texts = [part for piece in pieces for part in part_reader.feed(piece)] + part_reader.finish()
+    parts = [part for part, _ in texts]
     assert parts == sorted(parts, key=[OutputPart.THINKING, OutputPart.ANSWER].index)
-    assert all(text for _, text in told)
-    thoughts = "".join(text for part, text in told if part is OutputPart.THINKING)
-    return thoughts, "".join(text for part, text in told if part is OutputPart.ANSWER)
+    assert all(text for _, text in texts)
+    thoughts = "".join(text for part, text in texts if part is OutputPart.THINKING)
+    return thoughts, "".join(text for part, text in texts if part is OutputPart.ANSWER)
 
 
 SOLAR_CALLS = "<|begin|>assistant<|tool_calls|>"
@@ -93,14 +93,14 @@ def test_thoughts_and_answer(form: str, stage: ThinkingStage, text: str, thought
 
 
 def test_thoughts_stream() -> None:
-    by, told = reader("think", WITHIN), []
+    part_reader, texts = reader("think", WITHIN), []
     for piece in ("I wonder", " why. </", "think>\n", "\nYes"):
-        told.append([(part.value, text) for part, text in by.feed(piece)])
-    assert told == [[("thinking", "I wonder")], [("thinking", " why.")], [], [("answer", "Yes")]]
+        texts.append([(part.value, text) for part, text in part_reader.feed(piece)])
+    assert texts == [[("thinking", "I wonder")], [("thinking", " why.")], [], [("answer", "Yes")]]
 
 
 @given(st.sampled_from(sorted(REASONING_FORMATS)), st.sampled_from(ThinkingStage), st.data())
-def test_pieces_change_nothing(form: str, stage: ThinkingStage, data: st.DataObject) -> None:
+def test_the_size_of_pieces_changes_no_part(form: str, stage: ThinkingStage, data: st.DataObject) -> None:
     marks = REASONING_FORMATS[form]
     words = [marks.begin, marks.end, marks.answer_begin, marks.answer_end, marks.end[:-1], *" \nab"]
     text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=12)))
@@ -123,13 +123,13 @@ FINAL = "<|final|>"
         ("Hm", ""),
     ],
 )
-def test_what_is_for_the_user_begins_behind_headers(text: str, shown: str, size: int) -> None:
-    one = StopStringBuffer(Thinking(end="</t>", shown_behind=FINAL))
+def test_text_for_the_user_begins_behind_headers(text: str, shown: str, size: int) -> None:
+    buffer = StopStringBuffer(Thinking(end="</t>", shown_behind=FINAL))
     pieces = [text[start : start + size].encode() for start in range(0, len(text), size)]
-    behind = next((n for n, piece in enumerate(pieces, 1) if one.ends_with(piece)), len(pieces))
-    found = b"".join(pieces[behind:]).decode()
-    assert shown.endswith(found)
-    assert found == shown or size > 1
+    behind = next((n for n, piece in enumerate(pieces, 1) if buffer.ends_with(piece)), len(pieces))
+    rest = b"".join(pieces[behind:]).decode()
+    assert shown.endswith(rest)
+    assert rest == shown or size > 1
 
 
 LETTERS = [*"\n<t>a ", "</t>", *"\n<r> b"]
@@ -138,33 +138,33 @@ MARKS = OutputMarks(begin="<t>", end="</t>", answer_begin="<r>")
 
 def cut(pieces: Sequence[str], *, ends: bool = True, marks: OutputMarks = MARKS) -> list[TokenEvent]:
     parts = OutputParts(marks, lambda token: pieces[token].encode())
-    told = [TokenEvent(id="a", tokens=(at,), text=piece) for at, piece in enumerate(pieces)]
+    events = [TokenEvent(id="a", tokens=(at,), text=piece) for at, piece in enumerate(pieces)]
     if ends:
         finish = Finish(reason=FinishReason.STOP, output_tokens=len(pieces))
-        told[-1] = msgspec.structs.replace(told[-1], finish=finish)
-    return [event for whole in told for event in parts.cut(whole)]
+        events[-1] = msgspec.structs.replace(events[-1], finish=finish)
+    return [event for whole in events for event in parts.cut(whole)]
 
 
-def test_an_event_is_of_one_part_and_the_last_one_has_the_figures() -> None:
-    told = cut([*"<t>a", "b</t>\n\nc", "d"])
-    texts = [(event.text, event.part, len(event.tokens)) for event in told if event.text]
+def test_an_event_has_one_part_and_the_last_one_has_the_figures() -> None:
+    events = cut([*"<t>a", "b</t>\n\nc", "d"])
+    texts = [(event.text, event.part, len(event.tokens)) for event in events if event.text]
     assert texts == [
         ("a", OutputPart.THINKING, 1),
         ("b", OutputPart.THINKING, 1),
         ("c", OutputPart.ANSWER, 0),
         ("d", OutputPart.ANSWER, 1),
     ]
-    assert [token for event in told for token in event.tokens] == list(range(6))
-    assert [event.finish is not None for event in told] == [False] * 6 + [True]
-    assert told[-1].finish.thought_tokens == 5
+    assert [token for event in events for token in event.tokens] == list(range(6))
+    assert [event.finish is not None for event in events] == [False] * 6 + [True]
+    assert events[-1].finish.thought_tokens == 5
 
 
-def test_the_first_token_of_the_answer_is_told_once_it_is_known() -> None:
-    told = cut(LETTERS)
-    found = LETTERS.index("b")
-    known = [event.answer_start for event in told]
-    assert known == [None] * known.index(found) + [found] * known.count(found)
-    assert told[known.index(found)].tokens == (found,)
+def test_events_have_the_first_token_of_the_answer_once_it_is_certain() -> None:
+    events = cut(LETTERS)
+    start = LETTERS.index("b")
+    starts = [event.answer_start for event in events]
+    assert starts == [None] * starts.index(start) + [start] * starts.count(start)
+    assert events[starts.index(start)].tokens == (start,)
 
 
 @pytest.mark.parametrize(
@@ -177,41 +177,41 @@ def test_the_first_token_of_the_answer_is_told_once_it_is_known() -> None:
         ([*"<t>a", "</t> <r>"], 5, 5),
     ],
 )
-def test_where_the_answer_begins_is_known_at_the_end(pieces: list[str], start: int, thoughts: int) -> None:
+def test_the_last_event_has_the_start_of_the_answer(pieces: list[str], start: int, thoughts: int) -> None:
     last = cut(pieces)[-1]
     assert last.answer_start == start
     assert last.finish.thought_tokens == thoughts
 
 
-def test_what_ends_badly_is_one_event() -> None:
+def test_an_output_that_fails_is_one_event() -> None:
     parts = OutputParts(MARKS, lambda _: b"")
-    failed = TokenEvent(
+    failure = TokenEvent(
         id="a", text="<t>a</t>b", finish=Finish(reason=FinishReason.ERROR, output_tokens=3, error="!")
     )
-    assert parts.cut(failed) == (failed,)
+    assert parts.cut(failure) == (failure,)
 
 
 def test_text_of_channels_is_one_part_and_their_first_thoughts_are_counted() -> None:
     marks = msgspec.structs.replace(MARKS, has_channels=True)
-    told = cut(["<t>", "a", "</t>", "b"], marks=marks)
-    assert [(event.text, event.part) for event in told] == [
+    events = cut(["<t>", "a", "</t>", "b"], marks=marks)
+    assert [(event.text, event.part) for event in events] == [
         (text, OutputPart.ANSWER) for text in ("<t>", "a", "</t>", "b")
     ]
-    assert (told[-1].finish.thought_tokens, told[-1].answer_start) == (3, 3)
+    assert (events[-1].finish.thought_tokens, events[-1].answer_start) == (3, 3)
 
 
 @given(
     st.lists(st.sampled_from(["<t>", "</t>", "<r>", "<", "/t>", " ", "a"]), min_size=1, max_size=9), st.data()
 )
-def test_a_new_engine_goes_on_where_a_dead_one_stopped(pieces: list[str], data: st.DataObject) -> None:
-    """The text that is held back for it may be a mark comes from the next engine, once."""
-    num_told = data.draw(st.integers(0, len(pieces) - 1))
-    whole, before = cut(pieces), cut(pieces[:num_told], ends=False) if num_told else []
+def test_a_new_engine_continues_where_a_dead_one_stopped(pieces: list[str], data: st.DataObject) -> None:
+    """Text that is held back because it may be a mark comes from the next engine, once."""
+    num_sent = data.draw(st.integers(0, len(pieces) - 1))
+    whole, before = cut(pieces), cut(pieces[:num_sent], ends=False) if num_sent else []
     parts = OutputParts(MARKS, lambda token: pieces[token].encode())
-    parts.read(range(num_told), "".join(pieces[:num_told]))
+    parts.read(range(num_sent), "".join(pieces[:num_sent]))
     finish = Finish(reason=FinishReason.STOP, output_tokens=len(pieces))
     rest = TokenEvent(
-        id="a", tokens=tuple(range(num_told, len(pieces))), text="".join(pieces[num_told:]), finish=finish
+        id="a", tokens=tuple(range(num_sent, len(pieces))), text="".join(pieces[num_sent:]), finish=finish
     )
     resumed = [*before, *parts.cut(rest)]
     assert texts_of(resumed) == texts_of(whole)
@@ -242,34 +242,34 @@ HELD = R(0, "")
 RELEASES: dict[str, tuple[list[bytes], tuple[str, ...], list[ReleasedText]]] = {
     "plain tokens pass at once": ([b"Hel", b"lo"], (), [R(1, "Hel"), R(1, "lo"), HELD]),
     "a character in parts": ([b"\xf0\x9f", b"\x98", b"\x80!"], (), [HELD, HELD, R(3, "😀!")]),
-    "bytes that are no text": ([b"\x80\x80", b"a"], (), [R(1, "\ufffd\ufffd"), R(1, "a")]),
+    "bytes that are not text": ([b"\x80\x80", b"a"], (), [R(1, "\ufffd\ufffd"), R(1, "a")]),
     "a stop string": ([b"one", b" STOP", b" two"], ("STOP",), [R(1, "one"), R(1, " ", stop="STOP")]),
     "a stop string in parts": (
         [b"one S", b"TO", b"P two"],
         ("STOP",),
         [HELD, HELD, R(1, "one ", stop="STOP")],
     ),
-    "the beginning of one alone": ([b"ST", b"AR"], ("STOP",), [HELD, R(2, "STAR")]),
+    "the beginning of a stop string alone": ([b"ST", b"AR"], ("STOP",), [HELD, R(2, "STAR")]),
     "the earliest of several stop strings counts": ([b"a-b+c"], ("+", "-"), [R(1, "a", stop="-")]),
     "a stop string within a longer token": ([b"x\n\nyz"], ("\n\n",), [R(1, "x", stop="\n\n")]),
     "tokens without text are released with the next": ([b"", b"a"], (), [R(1, ""), R(1, "a")]),
-    "characters stay whole before one": ([b"\xc3", b"\xa9 S", b"x"], ("STOP",), [HELD, HELD, R(3, "é Sx")]),
+    "whole characters before a stop": ([b"\xc3", b"\xa9 S", b"x"], ("STOP",), [HELD, HELD, R(3, "é Sx")]),
 }
 
 
 @pytest.mark.parametrize("story", RELEASES)
-def test_what_is_released_with_each_token(story: str) -> None:
+def test_the_text_that_each_token_releases(story: str) -> None:
     pieces, stop, releases = RELEASES[story]
     assert stream(pieces, *stop)[: len(releases)] == releases
 
 
-def test_unfinished_characters_at_the_end_and_in_a_stop() -> None:
+def test_unfinished_characters_at_the_end_and_before_a_stop_string() -> None:
     assert shown(stream([b"a", b"\xe2\x82"])) == "a\ufffd"
     assert shown(stream([b"gut \xe2", b"\x9c", b"\x93 ja"], "✓")) == "gut "
 
 
 @given(st.lists(st.binary(max_size=5), max_size=20), st.lists(st.text("ab\u00e9", min_size=1, max_size=4)))
-def test_the_whole_is_the_decoded_sum_of_its_parts_up_to_a_stop(pieces: list[bytes], stop: list[str]) -> None:
+def test_an_output_is_the_decoded_sum_of_pieces_up_to_a_stop(pieces: list[bytes], stop: list[str]) -> None:
     releases = stream(pieces, *stop)
     whole = b"".join(pieces)
     if releases[-1].stop is not None:

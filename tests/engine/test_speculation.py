@@ -1,4 +1,4 @@
-"""Drafts in the engine's core, with a fake model that mostly quotes: only the number of steps changes."""
+"""Drafts in the engine's core with a fake model that mostly quotes. They change only the number of steps."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ QUOTE = tuple(range(2 + ord("a"), 2 + ord("a") + PERIOD))
 
 
 def parrot(tokens: list[int]) -> int:
-    """Says again what it said twelve tokens ago, but for now and then."""
+    """Repeat the token of twelve tokens ago, except now and then."""
     own = next_token(tokens)
     return own if own % 7 == 0 else tokens[-PERIOD]
 
 
-def engine(speculation: str, *requests: GenerationRequest, **info: bool) -> Engine:
+def new_engine(speculation: str, *requests: GenerationRequest, **info: bool) -> Engine:
     backend = FakeBackend(msgspec.structs.replace(FAKE_INFO, **info), choose=parrot)
-    made = Engine(msgspec.structs.replace(OPTIONS, **SPECULATION[speculation]), backend)
-    made.submit(*requests)
-    return made
+    engine = Engine(msgspec.structs.replace(OPTIONS, **SPECULATION[speculation]), backend)
+    engine.submit(*requests)
+    return engine
 
 
-def ran(speculation: str, *requests: GenerationRequest, **info: bool) -> Engine:
-    made = engine(speculation, *requests, **info)
-    made.run()
-    return made
+def run(speculation: str, *requests: GenerationRequest, **info: bool) -> Engine:
+    engine = new_engine(speculation, *requests, **info)
+    engine.run()
+    return engine
 
 
-def quoting(name: str = "a", output: int = 60, **more: object) -> GenerationRequest:
+def quotation(name: str = "a", output: int = 60, **more: object) -> GenerationRequest:
     return request(name, tokens=QUOTE * 2 + (2 + ord("A"),) + QUOTE, output=output, **more)
 
 
-def told(made: Engine, name: str) -> tuple[list[int], str, tuple[TokenLogprob, ...], tuple[object, ...]]:
-    whole, finish = made.whole(name), made.finish(name)
+def result(engine: Engine, name: str) -> tuple[list[int], str, tuple[TokenLogprob, ...], tuple[object, ...]]:
+    whole, finish = engine.whole(name), engine.finish(name)
     figures = (finish.reason, finish.output_tokens, finish.forced_tokens, finish.error)
     return list(whole.tokens), whole.text, whole.logprobs, figures
 
@@ -64,17 +64,17 @@ def told(made: Engine, name: str) -> tuple[list[int], str, tuple[TokenLogprob, .
     ],
     ids=str,
 )
-def test_answers_are_the_same_with_and_without(more: dict[str, object]) -> None:
-    requests = [quoting("a", **more), quoting("b"), request("c", prompt=30, **more)]
-    plain, drafting = ran("off", *requests), ran("always", *requests)
+def test_answers_are_the_same_with_and_without_drafts(more: dict[str, object]) -> None:
+    requests = [quotation("a", **more), quotation("b"), request("c", prompt=30, **more)]
+    plain, drafting = run("off", *requests), run("always", *requests)
     for one in requests:
-        assert told(drafting, one.id) == told(plain, one.id)
+        assert result(drafting, one.id) == result(plain, one.id)
     assert drafting.backend.cells == {}
     assert drafting.last.kv.pool_blocks_used == 0
 
 
 def test_right_drafts_save_steps_and_are_counted() -> None:
-    plain, drafting = ran("off", quoting()), ran("always", quoting())
+    plain, drafting = run("off", quotation()), run("always", quotation())
     finish = drafting.finish()
     assert 20 < finish.accepted_tokens < finish.drafted_tokens
     assert (plain.finish().drafted_tokens, plain.finish().accepted_tokens) == (0, 0)
@@ -85,55 +85,55 @@ def test_right_drafts_save_steps_and_are_counted() -> None:
 
 
 def test_figures_of_steps_add_up() -> None:
-    made = ran("always", quoting())
-    figures, finish = made.all_figures, made.finish()
+    engine = run("always", quotation())
+    figures, finish = engine.all_figures, engine.finish()
     assert sum(f.drafted for f in figures) == finish.drafted_tokens
     assert sum(f.accepted for f in figures) == finish.accepted_tokens
     assert sum(f.sampled for f in figures) == finish.output_tokens == 60
-    assert sum(f.tokens for f in figures) == made.backend.num_computed
+    assert sum(f.tokens for f in figures) == engine.backend.num_computed
 
 
-def test_nothing_is_drafted_for_a_memory_that_cannot_be_trimmed() -> None:
-    made = ran("always", quoting(), max_draft=0)
-    assert told(made, "a") == told(ran("off", quoting()), "a")
-    assert made.finish().drafted_tokens == 0
+def test_a_memory_that_cannot_be_trimmed_gets_no_drafts() -> None:
+    engine = run("always", quotation(), max_draft=0)
+    assert result(engine, "a") == result(run("off", quotation()), "a")
+    assert engine.finish().drafted_tokens == 0
 
 
-def test_no_draft_is_longer_than_the_option_says() -> None:
+def test_drafts_keep_to_the_length_of_the_option() -> None:
     options = msgspec.structs.replace(OPTIONS, **SPECULATION["always"], draft_max=3)
-    made = Engine(options, FakeBackend(choose=parrot))
-    made.serve(quoting())
-    assert max(len(event.tokens) for event in made.events) == 4
+    engine = Engine(options, FakeBackend(choose=parrot))
+    engine.serve(quotation())
+    assert max(len(event.tokens) for event in engine.events) == 4
 
 
 def test_cancelling_between_drafts_frees_everything() -> None:
-    made = engine("always", quoting("a"), quoting("b"))
+    engine = new_engine("always", quotation("a"), quotation("b"))
     for _ in range(4):
-        made.step()
+        engine.step()
     for _ in range(2):
-        made.core.handle(CancelRequest("a"))
-    made.run()
-    assert made.finish().reason is FinishReason.CANCELLED
-    assert told(made, "b") == told(ran("off", quoting("b")), "b")
-    assert made.backend.cells == {}
+        engine.core.handle(CancelRequest("a"))
+    engine.run()
+    assert engine.finish().reason is FinishReason.CANCELLED
+    assert result(engine, "b") == result(run("off", quotation("b")), "b")
+    assert engine.backend.cells == {}
 
 
-@pytest.mark.parametrize("num_told", [*range(0, 60, 7), 60])
-def test_an_output_goes_on_where_a_dead_engine_left_it(num_told: int) -> None:
-    whole, *_ = told(ran("off", quoting()), "a")
-    made = engine("always")
-    made.serve(quoting(), told=whole[:num_told])
-    assert told(made, "a")[0] == whole[num_told:]
-    assert made.finish().output_tokens == 60
+@pytest.mark.parametrize("num_sent", [*range(0, 60, 7), 60])
+def test_an_output_continues_where_a_dead_engine_left_it(num_sent: int) -> None:
+    whole, *_ = result(run("off", quotation()), "a")
+    engine = new_engine("always")
+    engine.serve(quotation(), output=whole[:num_sent])
+    assert result(engine, "a")[0] == whole[num_sent:]
+    assert engine.finish().output_tokens == 60
 
 
-def test_what_failed_is_told_behind_what_came_before() -> None:
-    """Of some of these the constraint fails in the middle of a draft that is right so far."""
+def test_a_failure_comes_with_the_tokens_before_it() -> None:
+    """Some of the constraints fail in the middle of a draft that is right so far."""
     last: list[TokenEvent] = []
     for length in range(10, 20):
-        one = quoting(constraint=Constraint(grammar="abc" + "?" * length + "!"))
-        made = ran("always", one)
-        assert told(made, "a") == told(ran("off", one), "a")
-        assert made.finish().reason is FinishReason.ERROR
-        last += [event for event in made.events if event.finish]
+        one = quotation(constraint=Constraint(grammar="abc" + "?" * length + "!"))
+        engine = run("always", one)
+        assert result(engine, "a") == result(run("off", one), "a")
+        assert engine.finish().reason is FinishReason.ERROR
+        last += [event for event in engine.events if event.finish]
     assert any(event.tokens for event in last)

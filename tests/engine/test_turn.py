@@ -1,4 +1,4 @@
-"""When an engine may compute: its turn and its steps on our own clocks; commands that are prepared first."""
+"""Turns and steps of an engine on the test's clocks, and commands that are prepared first."""
 
 from __future__ import annotations
 
@@ -38,30 +38,29 @@ LOADING = EngineWants(work=BATCH, is_loading=True)
 class Client:
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.heard: list[EngineWants | TurnBack] = []
-        self.wishes_to_load = threading.Semaphore(0)
+        self.messages: list[EngineWants | TurnBack] = []
+        self.load_requests = threading.Semaphore(0)
         self.num_woken = 0
-        self.turn = SharedTurn(self._hear, wake=self._woken, clock=lambda: self.now_s)
+        self.turn = SharedTurn(self._receive, wake=self._wake, clock=lambda: self.now_s)
 
-    def _hear(self, message: EngineWants | TurnBack) -> None:
-        self.heard.append(message)
+    def _receive(self, message: EngineWants | TurnBack) -> None:
+        self.messages.append(message)
         if message in (LOADING, TurnBack(wants=LOADING)):
-            self.wishes_to_load.release()
+            self.load_requests.release()
 
-    def _woken(self) -> None:
+    def _wake(self) -> None:
         self.num_woken += 1
 
-    def told(self) -> list[EngineWants | TurnBack]:
-        told = list(self.heard)
-        self.heard.clear()
-        return told
+    def take_messages(self) -> list[EngineWants | TurnBack]:
+        messages, self.messages = self.messages, []
+        return messages
 
 
-def holding(work: Priority = BATCH, limit_ms: float | None = None) -> Client:
+def holding_client(work: Priority = BATCH, limit_ms: float | None = None) -> Client:
     client = Client()
     client.turn.settle(work)
     client.turn.granted(GrantTurn(limit_ms=limit_ms))
-    client.told()
+    client.take_messages()
     return client
 
 
@@ -73,16 +72,16 @@ def test_an_engine_alone_may_always_compute() -> None:
     assert turn.sharing == ALONE
 
 
-def test_what_it_wants_is_told_when_that_changes() -> None:
+def test_an_engine_sends_its_wants_when_they_change() -> None:
     client = Client()
     for work in (None, BATCH, BATCH, INTERACTIVE, None):
         client.turn.settle(work)
-    assert client.told() == [EngineWants(work=BATCH), EngineWants(work=INTERACTIVE), EngineWants()]
+    assert client.take_messages() == [EngineWants(work=BATCH), EngineWants(work=INTERACTIVE), EngineWants()]
     assert not client.turn.is_held
 
 
-def test_the_turn_is_kept_as_long_as_there_is_work_and_nobody_wants_it() -> None:
-    client = holding()
+def test_an_engine_holds_the_turn_while_it_has_work_and_no_other_wants_it() -> None:
+    client = holding_client()
     assert client.num_woken == 1
     for _ in range(3):
         client.now_s += 100
@@ -90,21 +89,21 @@ def test_the_turn_is_kept_as_long_as_there_is_work_and_nobody_wants_it() -> None
         client.turn.settle(BATCH)
     assert client.turn.is_held
     client.turn.settle(None)
-    assert client.told() == [TurnBack(wants=EngineWants())]
+    assert client.take_messages() == [TurnBack(wants=EngineWants())]
     assert not client.turn.is_held
 
 
 def test_a_turn_is_for_one_step_at_least() -> None:
-    client = holding(limit_ms=0)
+    client = holding_client(limit_ms=0)
     client.turn.settle(BATCH)
     assert client.turn.is_held
     client.turn.computed()
     client.turn.settle(BATCH)
-    assert client.told() == [TurnBack(wants=EngineWants(work=BATCH))]
+    assert client.take_messages() == [TurnBack(wants=EngineWants(work=BATCH))]
 
 
 def test_a_recall_sets_a_new_limit() -> None:
-    client = holding()
+    client = holding_client()
     client.turn.computed()
     client.turn.recalled(ShortenTurn(after_ms=500))
     client.turn.settle(BATCH)
@@ -115,8 +114,8 @@ def test_a_recall_sets_a_new_limit() -> None:
     assert not client.turn.is_held
 
 
-def test_a_recall_that_comes_too_late_is_no_matter() -> None:
-    client = holding()
+def test_a_recall_that_comes_too_late_is_ignored() -> None:
+    client = holding_client()
     client.turn.settle(None)
     client.turn.recalled(ShortenTurn())
     client.turn.settle(BATCH)
@@ -127,13 +126,13 @@ def test_a_recall_that_comes_too_late_is_no_matter() -> None:
     assert client.turn.is_held
 
 
-def test_a_turn_that_comes_when_nothing_is_wanted_any_more_goes_back() -> None:
+def test_an_unwanted_turn_goes_back() -> None:
     client = Client()
     client.turn.settle(BATCH)
     client.turn.settle(None)
     client.turn.granted(GrantTurn())
     client.turn.settle(None)
-    assert client.told() == [EngineWants(work=BATCH), EngineWants(), TurnBack(wants=EngineWants())]
+    assert client.take_messages() == [EngineWants(work=BATCH), EngineWants(), TurnBack(wants=EngineWants())]
 
 
 def test_estimates_grow_with_the_time_that_others_compute() -> None:
@@ -158,7 +157,7 @@ def test_a_load_is_cut_into_pieces() -> None:
 
     def grant() -> None:
         for _ in range(3):
-            assert client.wishes_to_load.acquire(timeout=DEADLINE_S)
+            assert client.load_requests.acquire(timeout=DEADLINE_S)
             client.turn.granted(GrantTurn())
 
     reader = threading.Thread(target=grant)
@@ -167,7 +166,7 @@ def test_a_load_is_cut_into_pieces() -> None:
         client.turn.load_on()
         client.now_s += 0.5 * PIECE_S
     reader.join()
-    assert client.told() == [LOADING, TurnBack(wants=LOADING), TurnBack(wants=LOADING)]
+    assert client.take_messages() == [LOADING, TurnBack(wants=LOADING), TurnBack(wants=LOADING)]
 
 
 def test_a_load_ends_when_the_client_is_gone() -> None:
@@ -177,7 +176,7 @@ def test_a_load_ends_when_the_client_is_gone() -> None:
         client.turn.load_on()
 
 
-def test_a_step_can_be_thrown_away_while_it_has_long_left_and_never_twice_in_a_row() -> None:
+def test_a_step_can_be_interrupted_while_it_has_long_left_but_never_twice_in_a_row() -> None:
     clock = Clock(100.0)
     timer = StepTimer(clock, clock, preempt_threshold_s=0.1)
     assert not timer.begin(1000.0, may_interrupt=True)
@@ -196,7 +195,7 @@ def test_a_step_can_be_thrown_away_while_it_has_long_left_and_never_twice_in_a_r
     assert timer.urge()
 
 
-def test_a_long_step_is_thrown_away_for_what_came_while_it_was_planned() -> None:
+def test_a_long_step_is_interrupted_for_a_request_that_came_while_it_was_planned() -> None:
     clock = Clock(100.0)
     timer = StepTimer(clock, clock, preempt_threshold_s=0.1)
     for predicted_ms, may_interrupt in ((1000.0, True), (1000.0, False), (99.0, True)):
@@ -204,10 +203,10 @@ def test_a_long_step_is_thrown_away_for_what_came_while_it_was_planned() -> None
         expected = may_interrupt and predicted_ms > 100
         assert timer.begin(predicted_ms, may_interrupt=may_interrupt) is expected
         timer.end(is_interrupted=False)
-    assert not timer.begin(1000.0, may_interrupt=True), "it came before the last step ended"
+    assert not timer.begin(1000.0, may_interrupt=True), "the request came before the last step ended"
 
 
-def test_times_are_those_of_the_last_step_and_what_was_thrown_away_is_nobodys() -> None:
+def test_times_cover_the_last_step_and_an_interrupted_step_has_no_cpu_time() -> None:
     clock, cpu_clock = Clock(100.0), Clock(100.0)
     timer = StepTimer(clock, cpu_clock, preempt_threshold_s=0.1)
     for is_interrupted in (False, True):
@@ -220,7 +219,7 @@ def test_times_are_those_of_the_last_step_and_what_was_thrown_away_is_nobodys() 
         assert timer.cpu_ms() == (0.0 if is_interrupted else 4000.0)
 
 
-def test_how_late_steps_are_lately_is_forgotten() -> None:
+def test_the_lateness_of_recent_steps_is_averaged_and_forgotten() -> None:
     clock = Clock(100.0)
     timer = StepTimer(clock, clock, preempt_threshold_s=0.1)
     assert timer.lateness == 1.0
@@ -231,12 +230,12 @@ def test_how_late_steps_are_lately_is_forgotten() -> None:
         timer.end(is_interrupted=is_interrupted)
 
     step(1.0, 30.0)
-    assert 1.0 < timer.lateness < 1.5, "a short step says little"
+    assert 1.0 < timer.lateness < 1.5, "a short step counts little"
     for _ in range(10):
         step(100.0, 250.0)
     assert 2.2 < timer.lateness < 2.5
     step(100.0, 10.0, is_interrupted=True)
-    assert 2.2 < timer.lateness < 2.5, "it says nothing of its time"
+    assert 2.2 < timer.lateness < 2.5, "an interrupted step does not count"
     clock.now_s += 60.0
     step(100.0, 100.0)
     assert 1.0 < timer.lateness < 1.1
@@ -249,37 +248,37 @@ Message = Work | Handling | MediaMeasured
 
 
 class Story:
-    """Preparing goes on when the test says so; what comes of it is kept in its order."""
+    """Messages of a preparation in their order. Each preparation waits until the test releases it."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._begun = threading.Semaphore(0)
-        self._may_end = threading.Semaphore(0)
+        self._starts = threading.Semaphore(0)
+        self._releases = threading.Semaphore(0)
         self._news = threading.Condition()
 
-    def keep(self, message: Message) -> None:
+    def collect(self, message: Message) -> None:
         with self._news:
             self.messages.append(message)
             self._news.notify()
 
     def prepare(self, submit: Submit) -> PreparedRequest:
-        self._begun.release()
-        assert self._may_end.acquire(timeout=DEADLINE_S)
+        self._starts.release()
+        assert self._releases.acquire(timeout=DEADLINE_S)
         return PreparedRequest(submit, ())
 
-    def wait_for_one_to_begin(self) -> None:
-        assert self._begun.acquire(timeout=DEADLINE_S)
+    def wait_for_start(self) -> None:
+        assert self._starts.acquire(timeout=DEADLINE_S)
 
-    def let_go_on(self, times: int = 1) -> None:
-        self._may_end.release(times)
+    def release(self, times: int = 1) -> None:
+        self._releases.release(times)
 
     def wait_for(self, num: int) -> list[str]:
         with self._news:
             assert self._news.wait_for(lambda: len(self.messages) >= num, DEADLINE_S)
-            return [word(message) for message in self.messages]
+            return [describe(message) for message in self.messages]
 
 
-def word(message: Message) -> str:
+def describe(message: Message) -> str:
     match message:
         case Handling(id=None):
             return "handled"
@@ -300,7 +299,7 @@ def word(message: Message) -> str:
 def preparing() -> Iterator[tuple[Story, Preparation]]:
     story = Story()
     with Preparation(
-        story.prepare, CheckedAdapter, measure=MeasuredMedia, announce=story.keep, hand_on=story.keep
+        story.prepare, CheckedAdapter, measure=MeasuredMedia, announce=story.collect, hand_on=story.collect
     ) as preparation:
         yield story, preparation
 
@@ -309,27 +308,27 @@ def constrained(name: str, priority: Priority = Priority.INTERACTIVE) -> Submit:
     return Submit(request(name, priority=priority, constraint=Constraint(grammar="x")))
 
 
-def test_only_what_has_a_constraint_waits_and_it_is_announced() -> None:
+def test_only_requests_with_a_constraint_wait_and_they_are_announced() -> None:
     with preparing() as (story, preparation):
         preparation.take(constrained("slow"))
-        story.wait_for_one_to_begin()
+        story.wait_for_start()
         preparation.take(Submit(request("plain")))
         preparation.take(CancelRequest(id="other"))
         preparation.take(ClearCache())
         assert story.wait_for(4) == ["handling slow", "submit plain", "cancel other", "ClearCache"]
-        story.let_go_on()
+        story.release()
         assert story.wait_for(6)[4:] == ["handled", "prepared slow"]
 
 
-def test_a_cancellation_comes_behind_its_request_which_is_not_prepared_if_it_was_not_its_turn() -> None:
+def test_a_cancellation_follows_its_request_which_is_refused_if_its_preparation_has_not_begun() -> None:
     with preparing() as (story, preparation):
         preparation.take(constrained("a"))
-        story.wait_for_one_to_begin()
+        story.wait_for_start()
         for command in (CancelRequest(id="a"), constrained("b"), CancelRequest(id="b")):
             preparation.take(command)
-        story.let_go_on()
-        told = ["handling a", "handled", "prepared a", "cancel a", "refused b", "cancel b"]
-        assert story.wait_for(6) == told
+        story.release()
+        lines = ["handling a", "handled", "prepared a", "cancel a", "refused b", "cancel b"]
+        assert story.wait_for(6) == lines
         preparation.take(CancelRequest(id="a"))
         assert story.wait_for(7)[6:] == ["cancel a"]
 
@@ -338,21 +337,21 @@ def test_interactive_requests_go_before_batch_work() -> None:
     with preparing() as (story, preparation):
         for name in ("first", "second"):
             preparation.take(constrained(name, Priority.BATCH))
-        story.wait_for_one_to_begin()
+        story.wait_for_start()
         preparation.take(constrained("interactive"))
-        story.let_go_on(3)
-        told = [line for line in story.wait_for(9) if line.startswith("prepared")]
-        assert told == ["prepared first", "prepared interactive", "prepared second"]
+        story.release(3)
+        prepared = [line for line in story.wait_for(9) if line.startswith("prepared")]
+        assert prepared == ["prepared first", "prepared interactive", "prepared second"]
 
 
 def test_media_are_measured_while_a_constraint_is_prepared() -> None:
     with preparing() as (story, preparation):
         preparation.take(constrained("first"))
-        story.wait_for_one_to_begin()
+        story.wait_for_start()
         preparation.take(MeasureMedia((PictureSize(7, 5), SoundSize(9))))
         measured = ["measured a picture of 7 x 5 pixels", "measured a sound of 9 samples"]
         assert story.wait_for(3) == ["handling first", *measured]
-        story.let_go_on(1)
+        story.release(1)
 
 
 def test_commands_come_out_of_the_inbox_in_order_and_its_end_stays_news() -> None:

@@ -42,7 +42,7 @@ def expected(name: str, adapter_key: str | None, output: int) -> str:
 
 
 @asynccontextmanager
-async def goes_on(engine: EngineClient, one: Adapter) -> AsyncIterator[None]:
+async def stream_continues(engine: EngineClient, one: Adapter) -> AsyncIterator[None]:
     async with endless(engine, "a", adapter=one.name) as stream:
         await eventually(lambda: stream)
         yield
@@ -52,7 +52,7 @@ async def goes_on(engine: EngineClient, one: Adapter) -> AsyncIterator[None]:
     assert so_far == expected("a", one.key, 200)[: len(so_far)]
 
 
-async def test_those_of_the_start_can_be_asked_for_and_bad_ones_are_refused_alone() -> None:
+async def test_adapters_of_the_start_can_be_requested_and_bad_ones_are_refused_alone() -> None:
     one = adapter("one")
     adapters = (one, adapter("worse", "bad.gguf"), adapter("worst", "kill.gguf"))
     async with running(client(adapters=adapters)) as engine:
@@ -63,21 +63,21 @@ async def test_those_of_the_start_can_be_asked_for_and_bad_ones_are_refused_alon
             "worst": AdapterState.FAILED,
         }
         assert [loaded.key for loaded in engine.info.adapters] == [one.key]
-        with_it, without = await asyncio.gather(
+        adapted, plain = await asyncio.gather(
             collect(engine, request("a", output=9, adapter="one")), collect(engine, request("b", output=9))
         )
-        for name, said in (
+        for name, message in (
             ("worse", r"could not be loaded: bad\.gguf is not an adapter"),
             ("worst", "killed the engine"),
             ("two", "'two' does not exist for this model; it has one"),
         ):
-            with pytest.raises(AdapterNotFound, match=said):
+            with pytest.raises(AdapterNotFound, match=message):
                 engine.generate([request("a", adapter=name)])
-    assert text(with_it) == expected("a", one.key, 9)
-    assert text(without) == expected("b", None, 9)
+    assert text(adapted) == expected("a", one.key, 9)
+    assert text(plain) == expected("b", None, 9)
 
 
-async def test_one_is_loaded_while_others_are_served_and_again_after_a_crash() -> None:
+async def test_an_adapter_is_loaded_while_others_are_served_and_again_after_a_crash() -> None:
     one = adapter("one")
     async with running(client()) as engine:
         assert (await engine.load_adapter(one)).state is AdapterState.READY
@@ -87,21 +87,21 @@ async def test_one_is_loaded_while_others_are_served_and_again_after_a_crash() -
     assert text(events) == expected("a", one.key, 9)
 
 
-async def test_one_that_is_refused_or_kills_the_process_changes_nothing() -> None:
+async def test_an_adapter_that_is_refused_or_kills_the_process_changes_nothing() -> None:
     one = adapter("one")
-    async with running(client("step_s=0.01", adapters=(one,))) as engine, goes_on(engine, one):
-        for path, said in (("bad.gguf", "not an adapter"), ("kill.gguf", "killed the engine")):
-            with pytest.raises(AdapterFailed, match=said):
+    async with running(client("step_s=0.01", adapters=(one,))) as engine, stream_continues(engine, one):
+        for path, message in (("bad.gguf", "not an adapter"), ("kill.gguf", "killed the engine")):
+            with pytest.raises(AdapterFailed, match=message):
                 await engine.load_adapter(adapter("one", path))
         assert [status.adapter for status in engine.adapters()] == [one]
         assert engine.status().restarts == 1
 
 
 @pytest.mark.parametrize("dies", [False, True])
-async def test_hot_swap_loses_no_request_be_there_a_crash_or_not(dies: bool) -> None:
+async def test_a_hot_swap_loses_no_request_with_or_without_a_crash(dies: bool) -> None:
     old, new = adapter("one", "old.gguf"), adapter("one", "new.gguf")
     async with running(client("step_s=0.01", adapters=(old,))) as engine:
-        async with goes_on(engine, old):
+        async with stream_continues(engine, old):
             await engine.load_adapter(new)
             if dies:
                 kill_engine(engine)
@@ -114,10 +114,10 @@ async def test_hot_swap_loses_no_request_be_there_a_crash_or_not(dies: bool) -> 
             assert text(events) == expected("a", version.key, 9)
 
 
-async def test_an_unloaded_one_serves_those_that_run_and_nobody_else() -> None:
+async def test_an_unloaded_adapter_serves_running_requests_and_no_others() -> None:
     one = adapter("one")
     async with running(client("step_s=0.01", adapters=(one,))) as engine:
-        async with goes_on(engine, one):
+        async with stream_continues(engine, one):
             assert engine.unload_adapter("one")
             assert not engine.unload_adapter("one")
             with pytest.raises(AdapterNotFound, match="it has none"):
@@ -125,7 +125,7 @@ async def test_an_unloaded_one_serves_those_that_run_and_nobody_else() -> None:
         await eventually(lambda: engine.info.adapters == ())
 
 
-async def test_the_engine_stops_while_one_is_awaited() -> None:
+async def test_the_engine_stops_while_an_adapter_is_awaited() -> None:
     engine = client()
     async with running(engine):
         with suspended(engine.engine_pid):
@@ -136,7 +136,7 @@ async def test_the_engine_stops_while_one_is_awaited() -> None:
         await loading
 
 
-async def test_a_good_one_takes_the_place_of_one_that_was_refused() -> None:
+async def test_a_good_adapter_replaces_one_that_was_refused() -> None:
     bad, good = adapter("one", "bad.gguf"), adapter("one", "good.gguf")
     control = AdapterControl([bad])
     control.handle(AdapterRefused(bad.key, "It is bad."))

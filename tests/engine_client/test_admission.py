@@ -1,4 +1,4 @@
-"""API calls that are accepted, wherever they are computed; readers who do not keep up; full queues."""
+"""Admission of API calls wherever they are computed, slow readers, and full queues."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ async def test_a_request_gets_the_adapter_that_has_its_name_now() -> None:
     story.admission.generate(FAKE_INFO, [request("a/0", adapter="poet"), request("a/1", adapter="poet")])
     assert [live.request.adapter for live in story.live] == [POET.key] * 2
     with pytest.raises(AdapterNotFound, match="poet"):
-        story.admission.generate(FAKE_INFO, [request("b", adapter="nobody")])
+        story.admission.generate(FAKE_INFO, [request("b", adapter="absent")])
     with pytest.raises(AdapterNotFound, match="It is too large"):
         story.admission.generate(FAKE_INFO, [request("b", adapter="clerk")])
     assert len(story.live) == 2
 
 
-async def test_what_is_refused_leaves_nothing() -> None:
+async def test_a_refused_call_leaves_no_request() -> None:
     story = Story(max_queue=2)
     with pytest.raises(InvalidRequest, match="does not generate"):
         story.admission.generate(FAKE_EMBEDDER, [request("a")])
@@ -110,7 +110,7 @@ async def test_a_full_queue_has_room_for_the_share_of_another_account() -> None:
             story.admission.generate(FAKE_INFO, [request("c", account=account)])
 
 
-async def test_a_call_is_ended_by_its_own_name_or_a_sequences_and_its_reader_is_told() -> None:
+async def test_a_call_is_cancelled_by_its_id_or_that_of_a_sequence_and_its_reader_gets_an_error() -> None:
     story = Story()
     for name in ("a", "a/1"):
         generation = story.admission.generate(FAKE_INFO, [request("a/0"), request("a/1")])
@@ -146,7 +146,7 @@ class Reader:
             self.now_s += over_s / number
 
 
-async def test_who_does_not_read_is_dropped_with_what_was_held() -> None:
+async def test_a_reader_that_does_not_read_is_dropped_with_its_held_events() -> None:
     reader = Reader(10_000)
     reader.push(100, over_s=5)
     assert sorted(reader.cancelled) == ["a/0", "a/1"]
@@ -166,7 +166,7 @@ async def test_a_burst_is_not_the_readers_fault() -> None:
     assert not reader.cancelled
 
 
-async def test_who_reads_some_but_not_enough_is_dropped_too() -> None:
+async def test_a_reader_that_reads_too_slowly_is_dropped_too() -> None:
     reader = Reader(20_000)
     events = reader.generation.progress()
     while not reader.cancelled:
@@ -177,7 +177,7 @@ async def test_who_reads_some_but_not_enough_is_dropped_too() -> None:
         await events.__anext__()
 
 
-async def test_the_drop_is_seen_even_if_the_end_was_among_what_was_held() -> None:
+async def test_a_dropped_reader_gets_an_error_even_if_the_end_was_among_its_held_events() -> None:
     reader = Reader(1)
     reader.generation.push(EVENT)
     reader.now_s = 2.0
@@ -188,7 +188,7 @@ async def test_the_drop_is_seen_even_if_the_end_was_among_what_was_held() -> Non
         await reader.read()
 
 
-async def test_time_ends_a_generation_once() -> None:
+async def test_a_deadline_ends_a_generation_once() -> None:
     reader = Reader(10_000)
     reader.push(1, over_s=0)
     reader.generation.fail_in(-1.0, DeadlineExceeded(3))
@@ -202,7 +202,7 @@ async def test_time_ends_a_generation_once() -> None:
     ("expected_s", "num", "wait_s"),
     [([], 3, UNKNOWN_S), ([2.0, 5.0], 1, 2.0), ([2.0, 5.0], 2, 5.0), ([2.0, 5.0], 4, 10.0)],
 )
-def test_a_full_queue_has_room_when_enough_have_left(
+def test_a_full_queue_has_room_when_enough_requests_have_left(
     expected_s: list[float], num: int, wait_s: float
 ) -> None:
     assert wait_until_left_s(expected_s, num) == wait_s

@@ -1,4 +1,4 @@
-"""Commands go out in order; very many tokens in slices, between which the loop does other work."""
+"""Commands are sent in order. Very many tokens are sent in slices, between which the loop does other work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def submit(number: int, tokens: tuple[int, ...] = TOKENS) -> Submit:
     return Submit(request=request(str(number), tokens=tokens))
 
 
-async def received(reader: asyncio.StreamReader, number: int) -> list[str]:
+async def received_names(reader: asyncio.StreamReader, number: int) -> list[str]:
     names = []
     for _ in range(number):
         (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
@@ -41,7 +41,7 @@ async def received(reader: asyncio.StreamReader, number: int) -> list[str]:
 
 
 @asynccontextmanager
-async def linked() -> AsyncIterator[tuple[ClientChannel, asyncio.StreamWriter, asyncio.StreamReader]]:
+async def linked_channel() -> AsyncIterator[tuple[ClientChannel, asyncio.StreamWriter, asyncio.StreamReader]]:
     ours, theirs = socket.socketpair()
     engine, engine_writer = await asyncio.open_connection(sock=theirs)
     reader, writer = await asyncio.open_connection(sock=ours)
@@ -53,63 +53,69 @@ async def linked() -> AsyncIterator[tuple[ClientChannel, asyncio.StreamWriter, a
 
 
 async def test_a_command_that_cannot_be_framed_keeps_back_no_other() -> None:
-    async with linked() as (channel, _, engine):
+    async with linked_channel() as (channel, _, engine):
         with pytest.raises(UnicodeEncodeError):
             channel.send(CancelRequest(id="a"), CancelRequest(id="\ud800"), CancelRequest(id="b"))
         channel.send(CancelRequest(id="c"))
-        assert await received(engine, 3) == ["-a", "-b", "-c"]
+        assert await received_names(engine, 3) == ["-a", "-b", "-c"]
 
 
 async def test_many_tokens_go_in_slices_and_in_order() -> None:
-    async with linked() as (channel, writer, engine):
+    async with linked_channel() as (channel, writer, engine):
         channel.send(*(submit(number) for number in range(10)))
         first = writer.transport.get_write_buffer_size()
         channel.send(CancelRequest(id="3"))
-        assert writer.transport.get_write_buffer_size() == first  # it waits for its turn
+        assert writer.transport.get_write_buffer_size() == first  # the command waits behind the slices
         assert first < 5 * 3 * len(TOKENS)
-        assert await received(engine, 11) == [*map(str, range(10)), "-3"]
+        assert await received_names(engine, 11) == [*map(str, range(10)), "-3"]
         channel.send(submit(10, (1, 2)), CancelRequest(id="10"))
-        assert await received(engine, 2) == ["10", "-10"]
+        assert await received_names(engine, 2) == ["10", "-10"]
 
 
-async def test_media_arrive_whole_and_those_of_a_request_that_cannot_be_framed_go_into_no_other() -> None:
+async def test_media_arrive_whole_and_media_of_a_request_that_cannot_be_framed_reach_no_other() -> None:
     picture = Picture.of(PictureSize(1000, 800), bytes(2_400_000))
     small = Picture.of(PictureSize(5, 5), bytes(75))
     items = (picture, Sound.of(bytes(range(256)) * 20_000), picture)
-    seeing, large = (request("1", tokens=(1, 2), media_items=each) for each in ((small,), items))
+    short, large = (request("1", tokens=(1, 2), media_items=each) for each in ((small,), items))
     embedding = Submit(request=EmbedRequest(id="2", inputs=((1,),)))
-    commands = [embedding, submit(3, (3,)), Submit(request=seeing), Submit(request=large), submit(4, (3,))]
+    commands = [
+        embedding,
+        submit(3, (3,)),
+        Submit(request=short),
+        Submit(request=large),
+        submit(4, (3,)),
+    ]
     ours, theirs = socket.socketpair()
     with theirs:
         channel = ClientChannel(*await asyncio.open_connection(sock=ours))
         with pytest.raises(UnicodeEncodeError):
-            channel.send(Submit(request=msgspec.structs.replace(seeing, id="\ud800")))
+            channel.send(Submit(request=msgspec.structs.replace(short, id="\ud800")))
         channel.send(*commands)
         engine = EngineChannel(theirs)
         assert [await anyio.to_thread.run_sync(engine.receive) for _ in commands] == commands
         channel.close()
 
 
-async def test_who_goes_on_after_a_crash_says_all_that_was_said_before() -> None:
-    asked = msgspec.structs.replace(submit(0, (7, 8, 9)).request, boundaries=(1, 3), stop=("x",))
-    answer = GenerationAnswer([asked], cancel=lambda _: None, clock=lambda: 0.0)
-    live = AcceptedRequest(asked, answer, 0.0, output=[5, 6])
-    async with linked() as (channel, _, engine):
+async def test_a_request_after_a_crash_is_sent_with_all_its_output() -> None:
+    one = msgspec.structs.replace(submit(0, (7, 8, 9)).request, boundaries=(1, 3), stop=("x",))
+    answer = GenerationAnswer([one], cancel=lambda _: None, clock=lambda: 0.0)
+    live = AcceptedRequest(one, answer, 0.0, output=[5, 6])
+    async with linked_channel() as (channel, _, engine):
         channel.send(*live.commands())
         (length,) = LENGTH.unpack(await engine.readexactly(LENGTH.size))
-        assert read_command(await engine.readexactly(length)) == Submit(request=asked, output=(5, 6))
+        assert read_command(await engine.readexactly(length)) == Submit(request=one, output=(5, 6))
 
 
-async def test_inputs_to_embed_are_tokens_too() -> None:
-    async with linked() as (channel, writer, engine):
+async def test_inputs_to_embed_are_sent_in_slices_too() -> None:
+    async with linked_channel() as (channel, writer, engine):
         inputs = (TOKENS,) * 2
         channel.send(*(Submit(request=EmbedRequest(id=str(number), inputs=inputs)) for number in range(8)))
         assert writer.transport.get_write_buffer_size() < 6 * 2 * 3 * len(TOKENS)
-        assert await received(engine, 8) == [str(number) for number in range(8)]
+        assert await received_names(engine, 8) == [str(number) for number in range(8)]
 
 
-async def test_what_waits_when_the_engine_goes_is_lost() -> None:
-    async with linked() as (channel, writer, _):
+async def test_commands_that_wait_when_the_engine_ends_are_lost() -> None:
+    async with linked_channel() as (channel, writer, _):
         channel.send(*(submit(number) for number in range(10)))
         channel.close()
         await anyio.lowlevel.checkpoint()

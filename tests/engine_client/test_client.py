@@ -31,19 +31,19 @@ from tests.waiting import DEADLINE_S, eventually
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
-_OF_SUPERVISOR = {"hang_limits", "memory_killer", "clock", "partner", "begins_asleep", "foretold"}
+_SUPERVISOR_OPTIONS = {"hang_limits", "memory_killer", "clock", "partner", "begins_asleep", "foretold"}
 
 
 def client(*flags: str, **fields: Any) -> EngineClient:
-    of_supervisor = {name: fields.pop(name) for name in _OF_SUPERVISOR & fields.keys()}
+    supervisor_options = {name: fields.pop(name) for name in _SUPERVISOR_OPTIONS & fields.keys()}
     options = EngineOptions(
         **{"model_path": "", "max_seqs": 8, "kv_tokens": 4096, "calibrate": "start", **fields}
     )
-    return EngineClient(Supervisor((*COMMAND, *flags), options, **of_supervisor), max_queue=1000)
+    return EngineClient(Supervisor((*COMMAND, *flags), options, **supervisor_options), max_queue=1000)
 
 
 class Ticks:
-    """A supervisor's clock: `pace_s` pass from one look to the next, and no time else."""
+    """Clock of a supervisor that advances by `pace_s` with each look, and not otherwise."""
 
     def __init__(self, pace_s: float = 0.0) -> None:
         self.pace_s = pace_s
@@ -118,7 +118,7 @@ def kill_engine(engine: EngineClient, number: signal.Signals = signal.SIGKILL) -
     os.kill(engine.engine_pid, number)
 
 
-def begun(engine: EngineClient, *requests: GenerationRequest) -> list[asyncio.Task[list[TokenEvent]]]:
+def begin(engine: EngineClient, *requests: GenerationRequest) -> list[asyncio.Task[list[TokenEvent]]]:
     return [asyncio.create_task(collect(engine, one)) for one in requests]
 
 
@@ -129,7 +129,7 @@ async def are_whole(
     return [text(events) for events in results] == [expected_text(one) for one in requests]
 
 
-async def dead(engine: EngineClient, number: int) -> None:
+async def await_deaths(engine: EngineClient, number: int) -> None:
     await eventually(lambda: engine.status().restarts >= number)
 
 
@@ -137,15 +137,15 @@ def num_tokens(engine: EngineClient) -> int:
     return sum(live.output_tokens for live in engine.requests())
 
 
-async def advanced(engine: EngineClient, gate: Gate, num: int) -> None:
-    """Let the so many requests that wait at the closed gate get some tokens, and hold the engine again."""
+async def advance(engine: EngineClient, gate: Gate, num: int) -> None:
+    """Let the `num` requests that wait at the closed gate get some tokens, and hold the engine again."""
     await eventually(lambda: len(engine.requests()) == num)
     gate.allow(16)
     await eventually(lambda: [live.output_tokens > 3 for live in engine.requests()] == [True] * num)
 
 
 async def is_served(engine: EngineClient, one: GenerationRequest) -> bool:
-    return await are_whole(begun(engine, one), [one])
+    return await are_whole(begin(engine, one), [one])
 
 
 async def test_tokens_arrive_one_by_one_until_a_stop_string_and_choices_interleaved() -> None:
@@ -184,9 +184,9 @@ async def test_leaving_a_generation_frees_its_cells() -> None:
         assert engine.status().kv_tokens_used == 0
 
 
-async def test_who_runs_and_who_waits_where() -> None:
+async def test_requests_are_listed_with_their_states_and_places() -> None:
     async with running(client("step_s=0.02", max_seqs=1)) as engine:
-        held = [engine.generate([request(name, prompt=4, output=3000)]) for name in ("a/0", "b/0", "c/0")]
+        calls = [engine.generate([request(name, prompt=4, output=3000)]) for name in ("a/0", "b/0", "c/0")]
         await eventually(lambda: engine.requests()[-1].position is not None)
         first, second, third = engine.requests()
         assert [one.id for one in (first, second, third)] == ["a/0", "b/0", "c/0"]
@@ -197,18 +197,18 @@ async def test_who_runs_and_who_waits_where() -> None:
         await eventually(lambda: engine.requests()[0].output_tokens > 2)
         assert engine.requests()[0].prompt_tokens == 4
         assert engine.requests()[0].age_s > engine.requests()[2].age_s > 0
-        for generation in held:
+        for generation in calls:
             async with generation:
                 pass
         assert engine.requests() == []
 
 
-async def test_cancelling_ends_a_call_and_nobody_else(gate: Gate) -> None:
+async def test_cancelling_ends_one_call_alone(gate: Gate) -> None:
     async with running(client(gate.steps)) as engine:
         doomed = asyncio.create_task(collect(engine, *(request(f"a/{i}", output=3000) for i in (0, 1))))
         other = request("b/0", output=30)
-        spared = begun(engine, other)
-        await advanced(engine, gate, 3)
+        spared = begin(engine, other)
+        await advance(engine, gate, 3)
         assert not engine.cancel("c")
         assert engine.cancel("a/1")
         assert not engine.cancel("a")
@@ -222,8 +222,8 @@ async def test_cancelling_ends_a_call_and_nobody_else(gate: Gate) -> None:
 async def test_calls_can_be_made_and_cancelled_while_the_engine_restarts(gate: Gate, door: Gate) -> None:
     async with running(client(door.loads, gate.steps)) as engine:
         other, late = request("b/0", output=30), request("late")
-        doomed, spared = begun(engine, request("a/0", output=3000), other)
-        await advanced(engine, gate, 2)
+        doomed, spared = begin(engine, request("a/0", output=3000), other)
+        await advance(engine, gate, 2)
         door.close()
         kill_engine(engine)
         await until(engine, EngineState.RESTARTING)
@@ -234,29 +234,29 @@ async def test_calls_can_be_made_and_cancelled_while_the_engine_restarts(gate: G
         assert engine.cancel("a")
         with pytest.raises(RequestCancelled):
             await doomed
-        streams = [spared, *begun(engine, late)]
+        streams = [spared, *begin(engine, late)]
         door.open()
         gate.open()
         assert await are_whole(streams, [other, late])
 
 
-async def test_the_cache_is_seen_and_cleared() -> None:
+async def test_the_cache_is_reported_and_cleared() -> None:
     prompt = tuple(range(2, 202))
     async with running(client(cache_bytes=64 * 100)) as engine:
-        found = []
+        cached = []
         for name in ("a", "b"):
             events = await collect(engine, request(name, tokens=prompt, output=2))
-            found.append(finish_of(events).cached_tokens)
-        assert found[0] == 0 < found[1] < 200
+            cached.append(finish_of(events).cached_tokens)
+        assert cached[0] == 0 < cached[1] < 200
         await eventually(lambda: engine.status().kv_tokens_used == 0)
         kv = engine.kv_stats()
-        assert (kv.prompt_tokens, kv.cached_tokens) == (400, found[1])
+        assert (kv.prompt_tokens, kv.cached_tokens) == (400, cached[1])
         assert (kv.cache_blocks, kv.cache_capacity_blocks, kv.pool_blocks_used) == (4, 100, 0)
         engine.clear_cache()
         await eventually(lambda: engine.kv_stats().cache_blocks == 0)
 
 
-async def test_a_start_tells_how_far_it_is_while_costs_are_measured_and_accepts_nothing() -> None:
+async def test_a_start_reports_the_progress_of_its_measurement_and_accepts_no_requests() -> None:
     engine = client("timed=0.25", "build_s=1000")
     task = asyncio.create_task(engine.run())
     await eventually(lambda: engine.status().timed is not None)
@@ -268,16 +268,16 @@ async def test_a_start_tells_how_far_it_is_while_costs_are_measured_and_accepts_
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("flag", "message"),
     [
         ("fail=no-such-file", "no-such-file"),
         ("load_s=1000", "no progress"),
         ("dies_measuring=1", r"while it timed steps \(--calibrate never"),
     ],
 )
-async def test_an_engine_that_cannot_start_says_why(flag: str, said: str) -> None:
+async def test_a_start_that_fails_reports_the_reason(flag: str, message: str) -> None:
     hangs = flag.startswith("load_s")
-    with pytest.raises(StartupError, match=said):
+    with pytest.raises(StartupError, match=message):
         await client(flag, hang_limits=HangLimits(load_s=1), clock=Ticks(1.0 * hangs)).run()
 
 
@@ -289,24 +289,24 @@ async def test_a_request_beyond_the_pool_is_refused_by_the_engine_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said", "deaths"),
+    ("flags", "message", "deaths"),
     [
         ((), "died each time", 2),
-        (("kill_with=SIGKILL",), "the kernel's OOM killer", 3),  # which it may not be to blame for
+        (("kill_with=SIGKILL",), "the kernel's OOM killer", 3),  # a kill may have another cause
     ],
 )
 async def test_a_poisonous_request_fails_alone(
-    flags: tuple[str, ...], said: str, deaths: int, gate: Gate, caplog: pytest.LogCaptureFixture
+    flags: tuple[str, ...], message: str, deaths: int, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     innocent = [request(f"r{i}", output=30) for i in range(4)]
     async with running(client(gate.steps, "kill_on=300", *flags)) as engine:
-        streams = begun(engine, *innocent)
-        await advanced(engine, gate, 4)
-        (poison,) = begun(engine, request("poison", tokens=(2, 3, 300), output=5))
+        streams = begin(engine, *innocent)
+        await advance(engine, gate, 4)
+        (poison,) = begin(engine, request("poison", tokens=(2, 3, 300), output=5))
         await eventually(lambda: len(engine.requests()) == 5)
         gate.open()
-        with pytest.raises(GenerationFailed, match=said):
+        with pytest.raises(GenerationFailed, match=message):
             await poison
         assert await are_whole(streams, innocent)
         assert (engine.status().restarts, engine.state) == (deaths, EngineState.READY)
@@ -319,7 +319,7 @@ async def test_an_engine_that_keeps_dying_is_given_up() -> None:
     async with running(client(clock=Ticks())) as engine:
         for number in range(1, 6):
             kill_engine(engine, signal.SIGSEGV)
-            await dead(engine, number)
+            await await_deaths(engine, number)
             await until(engine, EngineState.READY if number < 5 else EngineState.FAILED)
         assert "5 crashes within a minute" in (engine.status().reason or "")
         with pytest.raises(EngineUnavailable) as caught:
@@ -335,29 +335,29 @@ async def test_signals_to_the_whole_group_do_not_end_the_engine() -> None:
         assert engine.status().restarts == 0
 
 
-async def test_a_stopped_engine_is_a_hang_and_its_streams_go_on(gate: Gate) -> None:
+async def test_a_stopped_engine_is_a_hang_and_its_streams_continue(gate: Gate) -> None:
     requests = [request(f"r{i}", output=60) for i in range(3)]
     ticks = Ticks()
     async with running(client(gate.steps, hang_limits=HangLimits(step_s=1), clock=ticks)) as engine:
-        streams = begun(engine, *requests)
-        await advanced(engine, gate, 3)
+        streams = begin(engine, *requests)
+        await advance(engine, gate, 3)
         with suspended(engine.engine_pid):
             ticks.pace_s = 1.0
-            await dead(engine, 1)
+            await await_deaths(engine, 1)
         ticks.pace_s = 0.0
         gate.open()
         assert await are_whole(streams, requests)
         assert (engine.status().last_death.cause, engine.status().restarts) == ("hang", 1)
 
 
-async def test_a_long_step_and_an_idle_engine_are_no_hangs(gate: Gate) -> None:
-    """The step is said to take 5 s: it may take 300 times that."""
+async def test_a_long_step_and_an_idle_engine_are_not_hangs(gate: Gate) -> None:
+    """The predicted time of the step is 5 s, and the limit is 300 times that."""
     ticks = Ticks(1.0)
     limits = HangLimits(step_s=1)
     async with running(client("slow_curve=1", gate.steps, hang_limits=limits, clock=ticks)) as engine:
         await ticks.pass_looks(4)
         gate.close()
-        (stream,) = begun(engine, request("a", output=3))
+        (stream,) = begin(engine, request("a", output=3))
         await eventually(lambda: engine.status().running["interactive"] == 1)
         await ticks.pass_looks(4)
         gate.open()
@@ -365,13 +365,13 @@ async def test_a_long_step_and_an_idle_engine_are_no_hangs(gate: Gate) -> None:
         assert engine.status().restarts == 0
 
 
-async def test_an_engine_that_hangs_while_it_loads_again_is_started_anew(door: Gate) -> None:
+async def test_an_engine_that_hangs_while_it_loads_is_started_again(door: Gate) -> None:
     ticks = Ticks()
     async with running(client(door.loads, hang_limits=HangLimits(load_s=1), clock=ticks)) as engine:
         door.close()
         kill_engine(engine)
         ticks.pace_s = 1.0
-        await dead(engine, 2)
+        await await_deaths(engine, 2)
         ticks.pace_s = 0.0
         door.open()
         await until(engine, EngineState.READY)
@@ -382,12 +382,12 @@ async def test_kills_after_progress_are_pauses_and_do_not_count_as_crashes(gate:
     requests = [request(f"r{i}", prompt=20 + i, output=150) for i in range(3)]
     gate.allow(16)
     async with running(client(gate.steps)) as engine:
-        streams, before = begun(engine, *requests), 0
+        streams, before = begin(engine, *requests), 0
         for number in range(1, 7):
             await eventually(lambda before=before: num_tokens(engine) > before + 30)  # type: ignore[misc]
-            before = num_tokens(engine)  # of this process 17 more may come, not 30
+            before = num_tokens(engine)  # this process may send 17 more, not 30
             kill_engine(engine)
-            await dead(engine, number)
+            await await_deaths(engine, number)
             await until(engine, EngineState.READY)
         gate.open()
         assert await are_whole(streams, requests)
@@ -395,23 +395,21 @@ async def test_kills_after_progress_are_pauses_and_do_not_count_as_crashes(gate:
     assert {finish_of(stream.result()).output_tokens for stream in streams} == {150}
 
 
-async def test_an_engine_that_memory_runs_out_for_again_and_again_is_given_up(
-    gate: Gate, tmp_path: Path
-) -> None:
-    """Also where each got on with its work. The file is what the kernel counts its victims in."""
+async def test_an_engine_that_keeps_running_out_of_memory_is_given_up(gate: Gate, tmp_path: Path) -> None:
+    """Progress between the deaths does not matter. The kernel counts its victims in the file."""
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("oom_kill 0\n")
     killer = functools.partial(MemoryKiller, vmstat)
     gate.allow(16)
     async with running(client(gate.steps, memory_killer=killer, clock=Ticks())) as engine:
         assert engine.status().last_death is None
-        (stream,), before = begun(engine, request("a", output=1000)), 0
+        (stream,), before = begin(engine, request("a", output=1000)), 0
         for number in range(1, 6):
             await eventually(lambda before=before: num_tokens(engine) > before + 9)  # type: ignore[misc]
             before = num_tokens(engine)
             vmstat.write_text(f"oom_kill {number}\n")
             kill_engine(engine)
-            await dead(engine, number)
+            await await_deaths(engine, number)
             assert engine.status().last_death.cause == "out_of_memory"
         with pytest.raises(GenerationFailed, match=r"5 crashes within a minute.*ran out of memory"):
             await stream
@@ -419,14 +417,14 @@ async def test_an_engine_that_memory_runs_out_for_again_and_again_is_given_up(
 
 
 @pytest.mark.parametrize("dies", [True, False])
-async def test_draining_accepts_nothing_and_finishes_what_runs(dies: bool, gate: Gate) -> None:
+async def test_draining_accepts_nothing_and_finishes_running_requests(dies: bool, gate: Gate) -> None:
     requests = [request("a", prompt=5, output=40), request("c", output=10)]
     async with running(client(gate.steps, max_seqs=1, scheduling=Scheduling(policy="fifo"))) as engine:
-        streams = begun(engine, requests[0])
+        streams = begin(engine, requests[0])
         await eventually(lambda: engine.status().running["interactive"] == 1)
-        (refused,) = begun(engine, request("b", prompt=50, priority=Priority.BATCH))
+        (refused,) = begin(engine, request("b", prompt=50, priority=Priority.BATCH))
         await eventually(lambda: len(engine.requests()) == 2)
-        streams += begun(engine, requests[1])
+        streams += begin(engine, requests[1])
         await eventually(lambda: len(engine.requests()) == 3)
         draining = asyncio.create_task(engine.drain(DEADLINE_S))
         with pytest.raises(EngineUnavailable, match="draining") as caught:
@@ -447,7 +445,7 @@ async def test_an_engine_that_dies_while_it_measures_costs_is_followed_by_one_th
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running(client("dies_measuring=1", calibrate="idle")) as engine:
-        await dead(engine, 1)
+        await await_deaths(engine, 1)
         assert await is_served(engine, request("r", output=4))
     assert any("steps are no longer timed" in line for line in caplog.messages)
     following = NextOptions(EngineOptions(model_path="", calibrate="idle"))

@@ -1,4 +1,4 @@
-"""Requests that engines die of, and devices: they count against who has sent them, or the device."""
+"""Requests and devices that kill engines. They count against the account of the request, or the device."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_two_calls_within_ten_minutes_are_too_many() -> None:
         culprits.check("key:a")
 
 
-def test_sequences_of_one_call_count_once_and_nobody_never() -> None:
+def test_sequences_of_one_call_count_once_and_calls_without_an_account_never() -> None:
     culprits = CulpritLedger(Clock())
-    for _ in range(9):
+    for number in range(9):
         culprits.book("key:a", "one")
-        culprits.book("", f"{_}")
+        culprits.book("", str(number))
     culprits.check("key:a")
     culprits.check("")
 
@@ -69,7 +69,7 @@ def suspect(name: str, account: str) -> AcceptedRequest:
 
 
 @pytest.mark.parametrize("accounts", [("key:a",), ("key:a", "key:b")])
-def test_who_has_left_is_to_blame_when_all_others_are_cleared_if_it_is_one(accounts: tuple[str, ...]) -> None:
+def test_one_absent_suspect_is_to_blame_when_all_others_are_cleared(accounts: tuple[str, ...]) -> None:
     culprits, present = CulpritLedger(Clock()), suspect("present", "key:c")
     culprits.book("key:a", "before")
     absent = AbsentSuspects(culprits)
@@ -84,8 +84,8 @@ def test_who_has_left_is_to_blame_when_all_others_are_cleared_if_it_is_one(accou
         culprits.check(account)
 
 
-async def test_who_kills_the_engine_again_and_again_is_sent_away_and_others_are_served() -> None:
-    """Nobody answers for the last three, so they come again: ten deaths within a minute do not end it."""
+async def test_an_account_that_keeps_killing_the_engine_is_refused_and_others_are_served() -> None:
+    """The last three calls have no account and are not refused. Ten deaths in a minute are not too many."""
     async with running(client("kill_on=300", clock=Ticks())) as engine:
         for number in range(LIMIT + 3):
             with pytest.raises(GenerationFailed if number < LIMIT else CulpritsLimited):
@@ -98,7 +98,7 @@ async def test_who_kills_the_engine_again_and_again_is_sent_away_and_others_are_
         assert engine.state is EngineState.READY
 
 
-async def test_who_hangs_up_before_it_is_found_out_is_found_out_all_the_same() -> None:
+async def test_a_killer_is_found_even_if_its_client_hangs_up() -> None:
     async with running(client("kill_on=300")) as engine:
         for number in range(LIMIT):
             await hang_up(engine, killer(f"bad{number}/0"))
@@ -119,37 +119,37 @@ async def hang_up(engine: EngineClient, one: GenerationRequest) -> None:
 ALL = Offload(gpu_layers="all")
 
 
-def why_not(engine: EngineClient) -> str | None:
+def device_failure(engine: EngineClient) -> str | None:
     info = engine.info
     return None if info.placement is None else info.placement.why
 
 
-async def test_a_device_that_ends_the_process_while_the_model_is_loaded_is_left_alone() -> None:
+async def test_a_device_that_kills_the_process_while_the_model_loads_is_not_used_again() -> None:
     async with running(client("device_kills=load", offload=ALL)) as engine:
-        assert "crashed in native code (SIGABRT)" in (why_not(engine) or "")
+        assert "crashed in native code (SIGABRT)" in (device_failure(engine) or "")
         assert await is_served(engine, request("a", output=20))
 
 
-async def test_a_device_that_is_lost_costs_no_request_anything() -> None:
+async def test_a_device_that_is_lost_fails_no_request() -> None:
     one = request("a", tokens=(2, 3, 300), output=30)
     async with running(client("device_kills=300", offload=ALL)) as engine:
-        assert why_not(engine) is None
+        assert device_failure(engine) is None
         assert await is_served(engine, one)
-        assert "crashed in native code" in (why_not(engine) or "")
+        assert "crashed in native code" in (device_failure(engine) or "")
         assert engine.status().restarts == 1
 
 
-async def test_a_request_that_kills_the_engine_without_it_too_does_not_cost_the_device() -> None:
+async def test_a_device_stays_in_use_if_the_request_kills_the_engine_without_it_too() -> None:
     async with running(client("kill_on=300", offload=ALL)) as engine:
         with pytest.raises(GenerationFailed, match="died each time"):
             await collect(engine, request("poison", tokens=(2, 3, 300), output=5))
         assert await is_served(engine, request("a", output=20))
         assert engine.status().restarts == 2
-        assert why_not(engine) is None
+        assert device_failure(engine) is None
 
 
 @pytest.mark.parametrize(
-    ("death", "may_be"),
+    ("death", "possible"),
     [
         (Death.of(-signal.SIGABRT, hang_s=None), True),
         (Death.of(1, hang_s=None), True),
@@ -161,5 +161,5 @@ async def test_a_request_that_kills_the_engine_without_it_too_does_not_cost_the_
     ],
     ids=lambda value: getattr(value, "message", None),
 )
-def test_which_deaths_a_device_may_have_caused(death: Death, may_be: bool) -> None:
-    assert death.may_be_device == may_be
+def test_deaths_that_a_device_may_have_caused(death: Death, possible: bool) -> None:
+    assert death.may_be_device == possible

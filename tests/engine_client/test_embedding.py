@@ -13,6 +13,7 @@ from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, RequestCancelled
+from tests.engine.test_embed_core import embed
 from tests.engine_client.test_client import client, kill_engine, running
 from tests.fakes import FAKE_EMBEDDER, vector_of
 from tests.gates import Gate
@@ -21,10 +22,6 @@ from tests.waiting import DEADLINE_S, eventually
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 SIZE = FAKE_EMBEDDER.embedding_size
-
-
-def embed(name: str, *inputs: tuple[int, ...], priority: Priority = Priority.INTERACTIVE) -> EmbedRequest:
-    return EmbedRequest(id=name, inputs=inputs, priority=priority)
 
 
 def many(name: str, count: int, priority: Priority = Priority.INTERACTIVE) -> EmbedRequest:
@@ -53,7 +50,7 @@ async def test_vectors_come_in_the_order_of_the_inputs() -> None:
         assert engine.requests() == []
 
 
-async def test_who_embeds_is_shown_can_be_cancelled_and_can_leave_and_has_a_time_limit() -> None:
+async def test_an_embedding_call_is_listed_and_ends_by_cancellation_by_leaving_or_by_its_deadline() -> None:
     async with running(client("embeds=1", "step_s=0.1")) as engine:
         async with engine.embed(many("a", 1000)) as embedding:
             await eventually(lambda: engine.requests()[0].num_embedded > 0)
@@ -89,8 +86,8 @@ async def test_a_killed_engine_loses_no_vector(gate: Gate) -> None:
 async def test_an_input_that_kills_the_engine_fails_its_request_alone() -> None:
     bad, good = embed("bad", (9,), (99,)), [many(f"g{number}", 3) for number in range(3)]
     async with running(client("embeds=1", "kill_on=99")) as engine:
-        found = await asyncio.gather(
+        results = await asyncio.gather(
             vectors(engine, bad), *(vectors(engine, one) for one in good), return_exceptions=True
         )
-    assert isinstance(found[0], GenerationFailed)
-    assert found[1:] == [expected(one) for one in good]
+    assert isinstance(results[0], GenerationFailed)
+    assert results[1:] == [expected(one) for one in good]

@@ -1,4 +1,4 @@
-"""When silence is a hang. No clock: time is what the test says."""
+"""Silence that counts as a hang, causes of deaths and records of crashes. The test sets the time."""
 
 from __future__ import annotations
 
@@ -30,25 +30,29 @@ class Story:
 
 @pytest.mark.parametrize("is_loading", [True, False])
 @pytest.mark.parametrize(
-    ("limits", "now", "limits_s"),
+    ("limits", "state", "limits_s"),
     [
         (HangLimits(step_s=10, load_s=100), {}, (10, 100)),
         (HangLimits(step_s=10, load_s=100), {"is_pending": False}, (None, 100)),
-        (HangLimits(step_s=10, load_s=10), {"is_waiting": True}, (None, None)),  # for its turn
+        (
+            HangLimits(step_s=10, load_s=10),
+            {"is_waiting": True},
+            (None, None),
+        ),  # the engine waits for its turn
         (HangLimits(step_s=None, load_s=None), {}, (None, None)),
     ],
 )
 def test_silence_beyond_the_limit_is_a_hang(
-    limits: HangLimits, now: dict[str, bool], limits_s: tuple[float | None, ...], is_loading: bool
+    limits: HangLimits, state: dict[str, bool], limits_s: tuple[float | None, ...], is_loading: bool
 ) -> None:
     story, limit_s = Story(limits), limits_s[is_loading]
-    assert not story.hung_after(limit_s or 1000, is_loading=is_loading, **now)
-    assert story.hung_after(1, is_loading=is_loading, **now) == (limit_s is not None)
+    assert not story.hung_after(limit_s or 1000, is_loading=is_loading, **state)
+    assert story.hung_after(1, is_loading=is_loading, **state) == (limit_s is not None)
     if limit_s is None:
         assert story.hung_after(11, is_loading=is_loading) == (limits.step_s is not None)
 
 
-def test_any_news_begin_anew_and_a_long_step_gets_300_times_what_it_should_take() -> None:
+def test_news_restart_the_time_and_a_long_step_gets_300_times_its_expected_time() -> None:
     story = Story(HangLimits(step_s=10))
     for _ in range(5):
         assert not story.hung_after(9)
@@ -58,8 +62,8 @@ def test_any_news_begin_anew_and_a_long_step_gets_300_times_what_it_should_take(
     assert story.hung_after(1)
 
 
-def test_a_request_that_is_handled_for_too_long_is_a_hang_though_steps_go_on() -> None:
-    """Its constraint is being compiled, beside the steps of others."""
+def test_a_request_that_is_handled_for_too_long_is_a_hang_beside_running_steps() -> None:
+    """Constraints are compiled beside the steps of other requests."""
     story = Story(HangLimits(step_s=10))
     for request_id in ("a", "b", None):
         story.detector.handling(request_id)
@@ -80,7 +84,7 @@ def test_time_in_which_this_process_did_not_run_is_not_held_against_the_engine()
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "said", "cause"),
+    ("status", "kind", "words", "cause"),
     [
         (-9, DeathKind.KILL, "the kernel's OOM killer", "SIGKILL"),
         (-15, DeathKind.KILL, "SIGTERM", "SIGTERM"),
@@ -94,13 +98,13 @@ def test_time_in_which_this_process_did_not_run_is_not_held_against_the_engine()
         (UNLOADABLE, DeathKind.FAULT, "llama.cpp cannot be loaded: the log has the reason", "exit_72"),
     ],
 )
-def test_what_an_exit_status_means(status: int | None, kind: DeathKind, said: str, cause: str) -> None:
+def test_what_an_exit_status_means(status: int | None, kind: DeathKind, words: str, cause: str) -> None:
     death = Death.of(status, hang_s=None)
     assert (death.kind, death.cause) == (kind, cause)
-    assert said in death.message
+    assert words in death.message
 
 
-def test_a_kill_while_the_system_ran_out_of_memory_is_its_doing_and_that_of_a_hang_is_none() -> None:
+def test_a_kill_while_memory_ran_out_is_a_death_by_memory_unless_the_engine_had_hung() -> None:
     hang = Death.of(-9, hang_s=61.2, ran_out_of_memory=True)
     assert (hang.kind, hang.cause, "61 s" in hang.message) == (DeathKind.HANG, "hang", True)
     death = Death.of(-9, hang_s=None, ran_out_of_memory=True)
@@ -109,7 +113,7 @@ def test_a_kill_while_the_system_ran_out_of_memory_is_its_doing_and_that_of_a_ha
     assert Death.of(-11, hang_s=None, ran_out_of_memory=True).kind is DeathKind.FAULT
 
 
-def test_the_memory_killers_count_is_what_tells_for_a_while(tmp_path: Path) -> None:
+def test_a_rise_of_the_oom_kill_count_holds_for_a_while(tmp_path: Path) -> None:
     vmstat = tmp_path / "vmstat"
     killer = MemoryKiller(vmstat)
     for content in ("", "pgfault 3\n", "pgfault 9\noom_kill 3\nthp_oom_kill 8\n"):
@@ -140,9 +144,9 @@ def test_crashes_of_the_last_minute_count_and_the_wait_doubles() -> None:
     record.excuse()
     assert record.backoff_s == pytest.approx(0.1)
     record.note()
-    assert record.backoff_s == pytest.approx(0.1), "it had served well in between"
+    assert record.backoff_s == pytest.approx(0.1), "the engine had served well in between"
     assert record.why_too_many == "5 crashes within a minute"
-    now_s += 30  # the first is older than a minute now
+    now_s += 30  # the first crash is older than a minute now
     assert record.why_too_many is None
 
 

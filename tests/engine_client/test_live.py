@@ -1,4 +1,4 @@
-"""Who is live, who waits where, and what watchers and streams are told of it."""
+"""Live requests with their states and places, and the events that snapshots and streams get of them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def finish(**counts: int) -> Finish:
 def test_a_request_waits_until_it_is_in_a_step() -> None:
     live = AcceptedRequests()
     accept(live, "a/0", "a/1")
-    live.computing(("a/1", "somebody else's"))
+    live.computing(("a/1", "foreign"))
     assert states(live) == {"a/0": WAITING, "a/1": RUNNING}
     assert live.count(RUNNING) == {"interactive": 0, "batch": 1}
     assert live.count(WAITING) == {"interactive": 0, "batch": 1}
 
 
-def test_left_out_of_a_step_is_still_running_but_preempted_is_waiting() -> None:
+def test_a_request_that_is_left_out_of_a_step_runs_but_a_preempted_one_waits() -> None:
     live = AcceptedRequests()
     accept(live, "a/0")
     live.computing(("a/0",))
@@ -54,7 +54,7 @@ def test_left_out_of_a_step_is_still_running_but_preempted_is_waiting() -> None:
     assert states(live) == {"a/0": WAITING}
 
 
-def test_a_snapshot_counts_on_from_what_was_told() -> None:
+def test_a_snapshot_updates_the_last_estimate_with_the_time() -> None:
     live = AcceptedRequests()
     accept(live, "a/0", submitted_s=10.0)
     live.waiting([QueuePlace("a/0", 3, 1500.0)], now_s=11.0)
@@ -75,7 +75,7 @@ def test_a_snapshot_counts_on_from_what_was_told() -> None:
     assert one.snapshot(99.0).first_token_ms == 0.0
 
 
-def test_a_place_is_forgotten_when_it_is_told_no_more_and_when_it_is_taken() -> None:
+def test_a_place_is_forgotten_when_it_is_left_out_and_when_its_request_runs() -> None:
     live = AcceptedRequests()
     accept(live, "a/0", "a/1")
     live.waiting([QueuePlace("a/0", 1, 1.0), QueuePlace("a/1", 2, 2.0)], now_s=0.0)
@@ -85,7 +85,7 @@ def test_a_place_is_forgotten_when_it_is_told_no_more_and_when_it_is_taken() -> 
     assert [one.snapshot(1.0).position for one in live] == [None, None]
 
 
-def test_a_call_is_told_its_foremost_place_while_all_of_it_waits() -> None:
+def test_a_call_has_its_foremost_place_while_all_its_sequences_wait() -> None:
     live = AcceptedRequests()
     two, one = accept(live, "a/0", "a/1"), accept(live, "b/0")
     places = [
@@ -99,7 +99,7 @@ def test_a_call_is_told_its_foremost_place_while_all_of_it_waits() -> None:
     assert live.waiting(places[:2], now_s=0.0) == {one: places[1]}
 
 
-def test_a_call_has_its_own_name_and_those_of_its_sequences() -> None:
+def test_a_call_is_found_by_its_own_id_and_those_of_its_sequences() -> None:
     live = AcceptedRequests()
     accept(live, "a/0", "a/1")
     accept(live, "ab/0")
@@ -124,19 +124,19 @@ def test_counts_of_a_generation_are_sums_over_its_sequences() -> None:
     assert (figures.drafted_tokens, figures.accepted_tokens) == (9, 6)
 
 
-async def test_places_come_between_events_for_those_who_ask() -> None:
+async def test_progress_has_places_between_events_and_the_stream_has_none() -> None:
     place, token = QueuePlace("a/0", 1, 5.0), TokenEvent(id="a/0", tokens=(5,), text="x")
     end = TokenEvent(id="a/0", finish=finish())
-    for asks in (True, False):
+    for with_progress in (True, False):
         generation = accept(AcceptedRequests(), "a/0")
         generation.wait_at(place)
         generation.push(token)
         generation.push(end)
-        items = [item async for item in (generation.progress() if asks else generation)]
-        assert items == ([place, token, end] if asks else [token, end])
+        items = [item async for item in (generation.progress() if with_progress else generation)]
+        assert items == ([place, token, end] if with_progress else [token, end])
 
 
-async def test_what_came_before_a_cancellation_is_delivered_first() -> None:
+async def test_events_before_a_cancellation_are_delivered_first() -> None:
     generation = accept(AcceptedRequests(), "a/0", "a/1")
     generation.push(TokenEvent(id="a/0", tokens=(5,), text="x"))
     generation.fail("a/0", RequestCancelled("first"))

@@ -1,4 +1,4 @@
-"""The client when engine processes cannot be started or read, and when its end comes at an awkward moment."""
+"""The client when engine processes cannot be started or read, and when it ends at an awkward moment."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.errors import GenerationFailed, StartupError
 from tests.engine_client.test_client import (
     Ticks,
-    advanced,
+    advance,
     are_whole,
-    begun,
+    begin,
     client,
     collect,
     is_served,
@@ -41,7 +41,7 @@ MINUTES = Ticks(61.0)  # more than a minute from one crash to the next, so that 
 
 @contextlib.contextmanager
 def no_more_files() -> Iterator[None]:
-    """This process keeps the descriptors that it has, and gets no other."""
+    """Leave this process its open descriptors, and no others."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
@@ -50,19 +50,19 @@ def no_more_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def says(engine: EngineClient, words: str) -> bool:
+def has_reason(engine: EngineClient, words: str) -> bool:
     return words in (engine.status().reason or "")
 
 
 async def test_an_engine_that_cannot_be_spawned_is_a_start_that_failed(gate: Gate) -> None:
     one = request("a", output=60)
     async with running(client(gate.steps, clock=MINUTES)) as engine:
-        streams = begun(engine, one)
-        await advanced(engine, gate, 1)
+        streams = begin(engine, one)
+        await advance(engine, gate, 1)
         with no_more_files():
             kill_engine(engine)
-            await eventually(lambda: says(engine, "could not be started"))
-            assert says(engine, "Too many open files")
+            await eventually(lambda: has_reason(engine, "could not be started"))
+            assert has_reason(engine, "Too many open files")
         gate.open()
         assert await are_whole(streams, [one])
         status = engine.status()
@@ -81,13 +81,13 @@ async def test_an_engine_that_cannot_be_read_is_replaced(tmp_path: Path) -> None
     async with running(client(f"babble_if={babbling}", clock=MINUTES)) as engine:
         babbling.touch()
         kill_engine(engine)
-        await eventually(lambda: says(engine, "unreadable message"))
+        await eventually(lambda: has_reason(engine, "unreadable message"))
         babbling.unlink()
         assert await is_served(engine, request("a"))
         assert engine.status().last_death.cause == "bad_message"
 
 
-async def test_who_is_preempted_waits_however_many_are_before_it() -> None:
+async def test_a_preempted_request_waits_behind_any_number_of_others() -> None:
     async with running(client("step_s=0.01", max_seqs=1)) as engine:
         batch = engine.generate([request("batch", output=3000, priority=Priority.BATCH)])
         await eventually(lambda: engine.status().running["batch"] == 1)
@@ -98,8 +98,8 @@ async def test_who_is_preempted_waits_however_many_are_before_it() -> None:
                 pass
 
 
-async def test_an_engine_that_gets_ready_when_it_is_not_wanted_any_more(door: Gate) -> None:
-    """Its message is there, and who awaits it is to go on, when the client is killed."""
+async def test_an_engine_that_becomes_ready_when_its_client_is_killed(door: Gate) -> None:
+    """The engine's message has arrived, and its reader is due to run, when the client is killed."""
     engine = client(door.builds)
     door.close()
     task = asyncio.create_task(engine.run())
@@ -118,7 +118,7 @@ async def test_an_engine_that_gets_ready_when_it_is_not_wanted_any_more(door: Ga
 
 @pytest.mark.parametrize("ticks", [0, 1, 2, 3, 4, None])
 async def test_a_client_that_is_closed_while_its_engine_spawns_or_loads(ticks: int | None) -> None:
-    """With a cache file, for which an engine that is up would be given a minute. None: it loads."""
+    """An engine that is up would get a minute for its cache file. With None the engine loads."""
     engine = client("load_s=100", cache_file="nowhere")
     task = asyncio.create_task(engine.run())
     for _ in range(ticks or 0):
@@ -130,14 +130,14 @@ async def test_a_client_that_is_closed_while_its_engine_spawns_or_loads(ticks: i
         await task
 
 
-async def test_nobody_waits_for_the_next_start_of_a_client_that_ends() -> None:
+async def test_a_client_that_ends_does_not_wait_for_the_next_start() -> None:
     """The wait between two starts would take longer than twenty rounds of the event loop."""
     engine = client(clock=MINUTES)
     task = asyncio.create_task(engine.run())
     await until(engine, EngineState.READY)
     with no_more_files():
         kill_engine(engine)
-        await eventually(lambda: says(engine, "could not be started"))
+        await eventually(lambda: has_reason(engine, "could not be started"))
         engine.kill()
         for _ in range(20):
             await anyio.lowlevel.checkpoint()
@@ -146,7 +146,7 @@ async def test_nobody_waits_for_the_next_start_of_a_client_that_ends() -> None:
 
 
 async def test_a_kill_ends_a_close_that_waits_for_the_cache(tmp_path: Path) -> None:
-    """The file is a pipe that nobody reads."""
+    """The file is a pipe without a reader."""
     pipe = tmp_path / "cache"
     engine = client(cache_bytes=64 * 100, cache_file=str(pipe))
     async with running(engine):
@@ -163,11 +163,11 @@ async def test_a_kill_ends_a_close_that_waits_for_the_cache(tmp_path: Path) -> N
         os.kill(pid, 0)
 
 
-async def test_what_a_shutdown_ends_may_be_tried_again_and_what_kills_engines_may_not() -> None:
+async def test_a_request_may_be_retried_after_a_shutdown_but_not_after_it_killed_engines() -> None:
     async with running(client("step_s=0.02", "kill_on=300")) as engine:
         with pytest.raises(GenerationFailed) as poison:
             await collect(engine, request("p", tokens=(300,)))
-        (stream,) = begun(engine, request("a", output=3000))
+        (stream,) = begin(engine, request("a", output=3000))
         await eventually(lambda: engine.status().running["interactive"] == 1)
     with pytest.raises(GenerationFailed, match="shutting down") as cut:
         await stream

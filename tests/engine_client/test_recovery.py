@@ -1,4 +1,4 @@
-"""Who goes back to a new engine when, and who is to blame. Pure: an engine is a set of ids."""
+"""Order in which requests return to a new engine, and verdicts on them. An engine is a list of ids here."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ INTERACTIVE, BATCH = Priority.INTERACTIVE, Priority.BATCH
 
 
 class Engine:
-    """What the client does with its bookkeeping, and an engine that computes all that it has at once."""
+    """The client's bookkeeping, with an engine that computes all its requests at once."""
 
     def __init__(self, names: str = "") -> None:
         self.live = AcceptedRequests()
         self.outside = OutsideRequests(self.live)
-        self.has: list[str] = []
+        self.ids: list[str] = []
         for name in names:
             self.add(name, Priority(name.isupper()))
 
@@ -46,52 +46,52 @@ class Engine:
         self.outside.remove(name)
 
     def send(self) -> None:
-        self.has += [live.request.id for live in self.outside.due()]
+        self.ids += [live.request.id for live in self.outside.due()]
 
     def step(self, *advanced: str) -> None:
-        self.outside.computing(tuple(self.has))
-        self.advance(advanced or tuple(self.has))
+        self.outside.computing(tuple(self.ids))
+        self.advance(advanced or tuple(self.ids))
 
     def advance(self, names: Iterable[str]) -> None:
         for name in names:
             self.outside.advanced(self.live.get(name))
         self.send()
 
-    def live_through(self, told: str) -> None:
-        what, names = told[0], told[1:]
-        if what in "!~*":
-            deed, _, guilty = names.partition(">")
-            self._die(what, deed.rstrip("?"), loads="?" in deed, guilty=list(guilty))
-        elif what == ".":
+    def follow(self, event: str) -> None:
+        sign, names = event[0], event[1:]
+        if sign in "!~*":
+            cause, _, blamed = names.partition(">")
+            self._die(sign, cause.rstrip("?"), loads="?" in cause, blamed=list(blamed))
+        elif sign == ".":
             self.step(*names)
-        elif what == "-":
-            self.has.remove(names)
+        elif sign == "-":
+            self.ids.remove(names)
             self.forget(names)
             self.send()
-        elif what == "=":
-            assert self.has == list(names)
+        elif sign == "=":
+            assert self.ids == list(names)
         else:
-            for name in told:
+            for name in event:
                 self.add(name, Priority(name.isupper()))
 
-    def _die(self, what: str, deed: str, *, loads: bool, guilty: list[str]) -> None:
-        handled = deed if what == "*" else ""
-        if what != "~":
-            self.outside.computing(tuple(name for name in self.has if name != handled))
+    def _die(self, sign: str, cause: str, *, loads: bool, blamed: list[str]) -> None:
+        handled = cause if sign == "*" else ""
+        if sign != "~":
+            self.outside.computing(tuple(name for name in self.ids if name != handled))
         if handled:
             self.outside.handling(handled)
         if loads:
             self.outside.crashed(FAULT)
-        kind = KILL if loads else FAULT if handled else KINDS[deed]
-        assert self.die(kind) == guilty
+        kind = KILL if loads else FAULT if handled else KINDS[cause]
+        assert self.die(kind) == blamed
 
     def die(self, kind: DeathKind) -> list[str]:
-        """Returns who is to blame. A new engine gets what is due."""
+        """Send the due requests to a new engine, and return the guilty ones."""
         self.verdict = self.outside.crashed(kind)
         guilty = [live.request.id for live in self.verdict.guilty]
         for name in guilty:
             self.forget(name)
-        self.has = []
+        self.ids = []
         self.send()
         return guilty
 
@@ -103,46 +103,47 @@ STORIES = {
         "ABCDEFGHIJKLMNOP i . ! =i -i =IJKLMNOP Q =IJKLMNOP n =IJKLMNOPn"),
     "a newcomer that is killed beside a trial is suspected after those on trial": (
         "abcdefgh . ! . p =efghcdp ! =d . .c =dcp ! =p !>p =abcdefgh"),
-    "who was handled when the engine died is tried alone before all others": "ab . P *P n =P *P>P =abn",
-    "it is cleared if it was only handled at that time": "pa . b *b . .a =bap ! !>p",
-    "it is still tried alone when the next engine dies loading": "ab . P *P? n =P",
+    "a request that was handled at the death is tried alone before all others": "ab . P *P n =P *P>P =abn",
+    "a request that was handled by chance is cleared": "pa . b *b . .a =bap ! !>p",
+    "a handled request is tried alone even if the next engine dies loading": "ab . P *P? n =P",
     "a death while the next engine loads changes nothing": "abcd . !? =cd",
-    "nobody is sentenced for another in the same step": "pab . ! =ab .b .a =abp ! =p !>p",
+    "no request is sentenced for another in the same step": "pab . ! =ab .b .a =abp ! =p !>p",
     "a token between clears": "a" + 5 * " ! .",
     "a suspect that leaves makes room for the next": "ab ! =b -b =a",
-    "a hang outside of steps accuses whom the engine had": "a ~h ~h>a",
+    "a hang outside of steps accuses the requests of the engine": "a ~h ~h>a",
     **{f"the newcomer is tried first and fails after two, {kind}": f"ab . p !{kind} =p !{kind}>p =ab"
        for kind in ("f", "h")},
-    **{f"after three, {kind}": f"ab . p !{kind} =p !{kind} =p !{kind}>p =ab" for kind in ("k", "m")},
-    **{f"kills from outside accuse nobody who had made progress, {kind}": "abc" + 200 * f" . !{kind} =abc"
+    **{f"the newcomer fails after three, {kind}": f"ab . p !{kind} =p !{kind} =p !{kind}>p =ab"
+       for kind in ("k", "m")},
+    **{f"kills from outside accuse no request with progress, {kind}": "abc" + 200 * f" . !{kind} =abc"
        for kind in ("k", "m")},
 }  # fmt: skip
-"""`ab`: these are submitted (a capital is batch work). `-a`: it leaves. `.`: all, or these, gain a token in a
-step. `=`: the engine has these. The engine dies in a step (`!`), outside of one (`~`) or while it handles a
-request (`*p`), of a fault, hang, kill or lack of memory; `?`: so does the next while it loads. `>p`: p is to
-blame, or else nobody."""
+"""`ab`: a and b are submitted (a capital is batch work). `-a`: a leaves. `.`: all requests, or the named
+ones, gain a token in a step. `=`: the engine has these requests. The engine dies in a step (`!`), outside of
+one (`~`) or while it handles a request (`*p`). The cause is a fault, hang, kill or lack of memory. With `?`
+the next engine dies too while it loads. `>p`: p is to blame; without it no request is."""
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_stories(name: str) -> None:
     engine = Engine()
-    for told in STORIES[name].split():
-        engine.live_through(told)
+    for event in STORIES[name].split():
+        engine.follow(event)
 
 
-def test_random_kills_fail_nobody() -> None:
+def test_random_kills_fail_no_request() -> None:
     chance = random.Random(7)
     engine = Engine("abcdefgh")
     for number in range(2000):
         for _ in range(chance.choice((0, 0, 1, 2, 5))):
-            engine.step(*chance.sample(engine.has, chance.randint(1, len(engine.has))))
+            engine.step(*chance.sample(engine.ids, chance.randint(1, len(engine.ids))))
         if number % 3:
-            engine.step(engine.has[0])  # never three kills in a row before whoever is alone gets a token
-        engine.live_through("~k" if chance.random() < 0.2 else "!k")
+            engine.step(engine.ids[0])  # never three kills in a row before a request on trial gets a token
+        engine.follow("~k" if chance.random() < 0.2 else "!k")
     assert len(engine.live) == 8
 
 
-def test_the_engine_owes_nothing_while_all_are_held() -> None:
+def test_the_outside_holds_all_requests_without_a_live_engine() -> None:
     engine = Engine()
     assert engine.outside.holds_all
     engine.add("a")
@@ -155,7 +156,7 @@ CALLS = st.tuples(
     st.sampled_from([INTERACTIVE, BATCH]),
     st.one_of(st.none(), st.none(), st.integers(0, 2)),
     st.integers(0, 20),
-)  # priority; None, or after how many tokens it kills; the round in which it comes
+)  # priority; None, or number of tokens before it kills; round of its arrival
 
 
 @given(
@@ -164,18 +165,18 @@ CALLS = st.tuples(
 def test_every_killer_fails_alone_and_soon(
     calls: list[tuple[Priority, int | None, int]], kind: DeathKind, chance: random.Random
 ) -> None:
-    """Any set of killers among any requests; each step computes some of those that the engine has."""
+    """Any requests may be killers. Each step computes some of the engine's requests."""
     engine = Engine()
     tokens: Counter[str] = Counter()
     deadly = {f"r{i}": after for i, (_, after, _) in enumerate(calls) if after is not None}
     failed: list[str] = []
     num_deaths = num_counted = round_number = 0
-    while round_number <= 20 or len(failed) < len(deadly) or len(engine.has) < len(engine.live):
+    while round_number <= 20 or len(failed) < len(deadly) or len(engine.ids) < len(engine.live):
         for i, (priority, _, comes) in enumerate(calls):
             if comes == round_number:
                 engine.add(f"r{i}", priority)
         round_number += 1
-        computed = [one for one in engine.has if chance.random() < 0.8]
+        computed = [one for one in engine.ids if chance.random() < 0.8]
         engine.outside.computing(tuple(computed))
         if any(tokens[one] >= deadly.get(one, math.inf) for one in computed):
             failed += engine.die(kind)

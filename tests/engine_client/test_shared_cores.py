@@ -1,4 +1,4 @@
-"""Real engine processes with a fake backend that share the cores: one step at a time, whoever dies."""
+"""Real engine processes with a fake backend that share the cores: one step at a time, through all deaths."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.clock import Clock
 from tests.engine_client.test_client import (
     Ticks,
     are_whole,
-    begun,
+    await_deaths,
+    begin,
     client,
     collect,
-    dead,
     endless,
     finish_of,
     is_served,
@@ -74,7 +74,7 @@ async def both(shared: Shared, a: EngineClient, b: EngineClient) -> AsyncIterato
 
 
 class TwoPartners:
-    """Of the same cores, without processes: `a` computes batch work and `b` loads."""
+    """Two partners of the same cores, without processes: `a` computes batch work and `b` loads."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -93,7 +93,7 @@ class TwoPartners:
         assert (self.a.is_waiting, self.cores.holder, self.b.is_awaited) == (True, self.b.name, True)
 
 
-async def test_a_load_is_as_urgent_as_who_waits_for_it() -> None:
+async def test_a_load_is_as_urgent_as_the_requests_that_wait_for_it() -> None:
     two = TwoPartners()
     two.b.handle(LOADING, loads_for=INTERACTIVE)
     two.a_gives_back()
@@ -104,12 +104,12 @@ async def test_a_load_is_as_urgent_as_who_waits_for_it() -> None:
     assert two.cores.holder == two.a.name
 
 
-async def test_a_load_that_began_as_batch_work_hurries_as_soon_as_somebody_waits_for_it() -> None:
+async def test_a_load_for_batch_work_becomes_urgent_with_an_interactive_request() -> None:
     two = TwoPartners()
     two.b.request_came(BATCH)
     assert len(two.sent_a) == 2
     two.b.request_came(INTERACTIVE)
-    two.a.request_came(INTERACTIVE)  # it does not load: its process says what it wants
+    two.a.request_came(INTERACTIVE)  # `a` does not load, so its process sends its wants
     two.a_gives_back()
 
 
@@ -118,30 +118,30 @@ async def test_streams_of_two_models_are_whole_and_take_turns() -> None:
     a, b = shared.engine("a"), shared.engine("b")
     requests = [request("x", output=60), request("y", output=60)]
     async with both(shared, a, b):
-        assert await are_whole([*begun(a, requests[0]), *begun(b, requests[1])], requests)
+        assert await are_whole([*begin(a, requests[0]), *begin(b, requests[1])], requests)
         assert min(shared.partners[name].used_s(INTERACTIVE) for name in "ab") > 0
         await eventually(lambda: shared.cores.holder is None)
 
 
-async def test_a_long_step_of_batch_work_is_thrown_away_for_another_models_newcomer(gate: Gate) -> None:
+async def test_a_long_step_of_batch_work_is_interrupted_for_another_models_newcomer(gate: Gate) -> None:
     shared = Shared()
     gate.close()
     a, b = shared.engine("a"), shared.engine("b", "slow_curve=1", gate.steps)
     async with both(shared, a, b):
-        (batch,) = begun(b, request("y", prompt=20, output=1, priority=BATCH))
+        (batch,) = begin(b, request("y", prompt=20, output=1, priority=BATCH))
         await eventually(lambda: b.status().running["batch"] == 1)
         await collect(a, request("x", output=3))
         gate.open()
         assert finish_of(await batch).interruptions == 1
 
 
-async def test_who_waits_for_the_turn_can_be_cancelled_hears_of_the_queue_and_does_not_hang() -> None:
+async def test_a_request_without_the_turn_has_a_place_can_be_cancelled_and_is_not_a_hang() -> None:
     shared, ticks = Shared(batch_floor=0.0), Ticks()
     a, b = shared.engine("a"), shared.engine("b", hang_limits=HangLimits(step_s=1), clock=ticks)
     async with both(shared, a, b):
         async with endless(a, "x"):
             await eventually(lambda: shared.is_holding("a"))
-            (doomed,) = begun(b, request("y/0", output=5, priority=BATCH))
+            (doomed,) = begin(b, request("y/0", output=5, priority=BATCH))
             await eventually(lambda: b.requests() != [] and b.requests()[0].position == 1)
             ticks.pace_s = 1.0
             await ticks.pass_looks(4)
@@ -154,24 +154,24 @@ async def test_who_waits_for_the_turn_can_be_cancelled_hears_of_the_queue_and_do
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_a_holder_that_dies_or_hangs_frees_the_turn_for_who_waits(hangs: bool, gate: Gate) -> None:
+async def test_a_holder_that_dies_or_hangs_frees_the_turn_for_the_next(hangs: bool, gate: Gate) -> None:
     shared, ticks = Shared(), Ticks()
     a = shared.engine("a", gate.steps, hang_limits=HangLimits(step_s=1), clock=ticks)
     b = shared.engine("b")
     held, waiting = request("x", output=30), request("y", output=20)
     gate.close()
     async with both(shared, a, b):
-        streams = begun(a, held)
+        streams = begin(a, held)
         await eventually(lambda: shared.is_holding("a") and a.status().running["interactive"] == 1)
-        streams += begun(b, waiting)
+        streams += begin(b, waiting)
         await eventually(lambda: shared.partners["b"].is_waiting)
         with suspended(a.engine_pid):
             if not hangs:
                 kill_engine(a)
             ticks.pace_s = 1.0 * hangs
-            await dead(a, 1)
+            await await_deaths(a, 1)
         ticks.pace_s = 0.0
-        gate.open()  # else the successor may get the turn before `waiting` has ended, and keeps it
+        gate.open()  # otherwise the successor may get the turn before `waiting` ends, and holds it
         assert await are_whole(streams, [held, waiting])
         assert (a.status().restarts, b.status().restarts) == (1, 0)
 
@@ -187,7 +187,7 @@ async def test_a_model_loads_in_pieces_beside_a_stream() -> None:
             assert len(stream) > num_before
 
 
-async def test_an_adapter_is_tried_with_the_turn() -> None:
+async def test_an_adapter_is_loaded_with_the_turn() -> None:
     shared = Shared(batch_floor=0.5)
     a, b = shared.engine("a"), shared.engine("b")
     async with both(shared, a, b):
@@ -201,8 +201,8 @@ async def test_an_adapter_is_tried_with_the_turn() -> None:
 async def test_steps_are_measured_only_with_the_turn_and_only_until_it_is_recalled(tmp_path: Path) -> None:
     shared = Shared()
     a = shared.engine("a")
-    b = shared.engine("b", f"measuring={tmp_path}/begun")
+    b = shared.engine("b", f"measuring={tmp_path}/started")
     async with both(shared, a, b):
-        await eventually((tmp_path / "begun").exists)
+        await eventually((tmp_path / "started").exists)
         assert "b" in shared.cores.held
         assert await is_served(a, request("x", output=10))

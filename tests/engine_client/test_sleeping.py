@@ -1,4 +1,4 @@
-"""An engine that sleeps: no process, until a request wants one."""
+"""An engine that sleeps, and has no process until a request needs one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import ModelLoading
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.errors import EngineUnavailable, ModelTooLarge
-from tests.engine_client.test_client import are_whole, begun, client, collect, is_served, kill_engine
+from tests.engine_client.test_client import are_whole, begin, client, collect, is_served, kill_engine
 from tests.fakes import FAKE_INFO
 from tests.gates import Gate
 from tests.scheduler.driver import request
@@ -36,20 +36,20 @@ async def asleep(*flags: str, cache_file: str | None = None) -> AsyncIterator[En
         await task
 
 
-async def test_who_waits_hears_how_far_the_model_is() -> None:
+async def test_a_waiting_request_gets_the_progress_of_loading() -> None:
     async with asleep("load_s=0.2") as engine, engine.generate([request("a", output=2)]) as generation:
         news = [item async for item in generation.progress() if isinstance(item, ModelLoading)]
     assert news[0] == ModelLoading(0.0)
     assert news[-1] == ModelLoading(1.0)
 
 
-async def test_requests_wake_it_and_it_sleeps_as_often_as_one_likes() -> None:
+async def test_requests_wake_the_engine_each_time_it_sleeps() -> None:
     requests = [request("a", output=6), request("b", output=6)]
     async with asleep() as engine:
         assert engine.info == FAKE_INFO
         for _ in range(3):
             assert (engine.state, engine.engine_pid) == (EngineState.ASLEEP, None)
-            assert await are_whole(begun(engine, *requests), requests)
+            assert await are_whole(begin(engine, *requests), requests)
             assert engine.state is EngineState.READY
             pid = engine.engine_pid
             await engine.residency.sleep()
@@ -59,7 +59,7 @@ async def test_requests_wake_it_and_it_sleeps_as_often_as_one_likes() -> None:
         assert engine.status().restarts == 0
 
 
-async def test_a_request_that_comes_while_it_falls_asleep_is_not_lost() -> None:
+async def test_a_request_that_comes_while_the_engine_falls_asleep_is_not_lost() -> None:
     one = request("a", output=6)
     async with asleep() as engine:
         await collect(engine, request("b", output=1))
@@ -70,7 +70,7 @@ async def test_a_request_that_comes_while_it_falls_asleep_is_not_lost() -> None:
         await falling
 
 
-async def test_a_model_that_cannot_be_loaded_fails_those_who_wait_for_it_and_can_be_tried_again() -> None:
+async def test_a_model_that_cannot_be_loaded_fails_its_requests_and_can_be_loaded_again() -> None:
     async with asleep("fail=it is no model") as engine:
         for _ in range(2):
             with pytest.raises(EngineUnavailable, match="could not be loaded: it is no model"):
@@ -79,11 +79,11 @@ async def test_a_model_that_cannot_be_loaded_fails_those_who_wait_for_it_and_can
             assert engine.residency.failed_s is not None
 
 
-async def test_a_kill_while_it_loads_is_a_pause(door: Gate) -> None:
+async def test_a_kill_while_the_model_loads_is_a_pause(door: Gate) -> None:
     one = request("a", output=6)
     door.close()
     async with asleep(door.loads) as engine:
-        waiting = begun(engine, one)
+        waiting = begin(engine, one)
         await eventually(lambda: engine.engine_pid is not None)
         kill_engine(engine)
         door.open()
@@ -106,7 +106,7 @@ async def test_a_model_that_is_unloaded_while_it_loads_ends_without_a_traceback(
     assert "Traceback" not in capfd.readouterr().err
 
 
-async def test_what_the_keeper_refuses_is_refused_at_once() -> None:
+async def test_a_wake_that_is_refused_fails_the_request_at_once() -> None:
     def refuse() -> None:
         raise ModelTooLarge("it needs too much")
 
@@ -117,13 +117,13 @@ async def test_what_the_keeper_refuses_is_refused_at_once() -> None:
         assert not engine.residency.has_requests
 
 
-async def test_held_back_it_ends_what_it_has_and_keeps_the_rest_for_later(gate: Gate) -> None:
+async def test_an_engine_that_is_held_back_finishes_its_requests_and_holds_new_ones(gate: Gate) -> None:
     long, late = request("a", output=40), request("b", output=4)
     async with asleep(gate.steps) as engine:
-        running = begun(engine, long)
+        running = begin(engine, long)
         await eventually(lambda: engine.residency.is_at_work)
         engine.residency.hold_back()
-        waiting = begun(engine, late)
+        waiting = begin(engine, late)
         gate.open()
         assert await are_whole(running, [long])
         assert (engine.residency.is_at_work, engine.residency.has_requests) == (False, True)
@@ -132,16 +132,16 @@ async def test_held_back_it_ends_what_it_has_and_keeps_the_rest_for_later(gate: 
         assert await are_whole(waiting, [late])
 
 
-async def test_what_was_kept_of_it_can_be_forgotten_without_waking_it(tmp_path: Path) -> None:
-    kept = tmp_path / "cells"
-    kept.touch()
-    async with asleep(cache_file=str(kept)) as engine:
+async def test_the_saved_cache_can_be_cleared_without_waking_the_engine(tmp_path: Path) -> None:
+    cache_file = tmp_path / "cells"
+    cache_file.touch()
+    async with asleep(cache_file=str(cache_file)) as engine:
         engine.clear_cache()
-        assert (kept.exists(), engine.state) == (False, EngineState.ASLEEP)
+        assert (cache_file.exists(), engine.state) == (False, EngineState.ASLEEP)
         engine.clear_cache()
 
 
-async def test_a_server_that_ends_ends_one_that_sleeps() -> None:
+async def test_draining_ends_an_engine_that_sleeps() -> None:
     async with asleep() as engine:
         await engine.drain(1.0)
         with pytest.raises(EngineUnavailable):

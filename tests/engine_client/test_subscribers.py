@@ -1,4 +1,4 @@
-"""What is kept of what an engine process tells, and who is told of the rest."""
+"""Facts that are stored from the messages of an engine process, and subscribers to the others."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Story:
         self.sent += commands
 
 
-def test_what_a_dead_process_has_told_of_itself_is_so_no_more() -> None:
+def test_facts_about_a_dead_process_are_dropped() -> None:
     story = Story()
     news = story.news
     assert (news.info, news.progress.loaded) == (FAKE_INFO, 0.5)
@@ -73,10 +73,10 @@ def test_what_a_dead_process_has_told_of_itself_is_so_no_more() -> None:
     news.died("SIGSEGV")
     assert (news.kv_stats, news.forecast, news.held_blocks.since(None).saved) == (None, None, ())
     assert story.observed == [FIGURES, "SIGSEGV"]
-    assert news.info == FAKE_INFO, "the next one has the same model"
+    assert news.info == FAKE_INFO, "the next process has the same model"
 
 
-def test_who_watches_sees_the_steps_of_this_process_and_the_next_until_it_looks_away() -> None:
+def test_a_subscriber_gets_the_steps_of_this_process_and_the_next_until_it_unsubscribes() -> None:
     story, seen = Story(), []
     news, shown = story.news, StepDone((), None, FIGURES, shown=StepTrace(parts=()))
     news.show_steps(lambda figures, shown: seen.append(figures))
@@ -84,7 +84,7 @@ def test_who_watches_sees_the_steps_of_this_process_and_the_next_until_it_looks_
     news.handle(shown, story.requests)
     news.lost(story.requests)
     news.hide_steps()
-    assert story.sent == [ShowSteps()], "nobody hears that"
+    assert story.sent == [ShowSteps()], "a dead process gets no command"
     news.show_steps(lambda figures, shown: seen.append(figures))
     story.next_process()
     assert story.sent == [ShowSteps(), ShowSteps()]
@@ -94,10 +94,10 @@ def test_who_watches_sees_the_steps_of_this_process_and_the_next_until_it_looks_
     assert seen == [FIGURES]
 
 
-def test_adapters_are_among_the_facts_once_they_are_loaded_and_loaded_by_each_process() -> None:
+def test_loaded_adapters_are_among_the_facts_and_each_process_loads_them() -> None:
     one = Adapter(name="poet", path="p", digest="1" * 64)
     story = Story(one)
-    assert story.sent == [LoadAdapter(one)], "it has said nothing of it at its start"
+    assert story.sent == [LoadAdapter(one)], "the process had no such adapter at its start"
     assert story.news.is_pending(story.requests)
     story.news.handle(
         AdapterLoaded(LoadedAdapter(key=one.key, rank=8, num_tensors=14, size_bytes=1000)), story.requests
@@ -108,7 +108,7 @@ def test_adapters_are_among_the_facts_once_they_are_loaded_and_loaded_by_each_pr
     assert story.news.info.adapters == ()
 
 
-def test_all_at_first_and_then_what_has_changed() -> None:
+def test_the_first_update_has_all_blocks_and_later_ones_have_the_changes() -> None:
     held = CachedBlocks()
     held.handle(PrefixNews(saved=(1, 2)))
     first = held.since(None)
@@ -119,7 +119,7 @@ def test_all_at_first_and_then_what_has_changed() -> None:
     assert held.since(first.version + 2) == HeldUpdate(version=first.version + 2)
 
 
-def test_all_again_after_a_new_process_and_for_those_who_missed_too_much() -> None:
+def test_an_update_has_all_blocks_after_a_new_process_or_too_many_changes() -> None:
     held = CachedBlocks()
     for number in range(400):
         held.handle(PrefixNews(saved=(number,)))
@@ -127,7 +127,7 @@ def test_all_again_after_a_new_process_and_for_those_who_missed_too_much() -> No
     assert held.since(0).is_whole
     held.clear()
     assert held.since(400) == HeldUpdate(version=401, is_whole=True)
-    assert held.since(9999).is_whole, "of another engine"
+    assert held.since(9999).is_whole, "the version is that of another engine"
 
 
 _NEWS = st.builds(
@@ -136,36 +136,36 @@ _NEWS = st.builds(
 
 
 @given(st.lists(st.tuples(_NEWS, st.booleans(), st.booleans())))
-def test_whoever_follows_knows_the_same(story: list[tuple[PrefixNews, bool, bool]]) -> None:
-    held, known, version = CachedBlocks(), set[int](), None
-    for news, dies, asks in story:
+def test_a_follower_has_the_same_blocks(story: list[tuple[PrefixNews, bool, bool]]) -> None:
+    held, copy, version = CachedBlocks(), set[int](), None
+    for news, dies, updates in story:
         held.handle(news)
         if dies:
             held.clear()
-        if asks:
+        if updates:
             update = held.since(version)
             version = update.version
-            known = (set() if update.is_whole else known - set(update.dropped)) | set(update.saved)
-            assert known == set(held.since(None).saved)
+            copy = (set() if update.is_whole else copy - set(update.dropped)) | set(update.saved)
+            assert copy == set(held.since(None).saved)
 
 
 SMALL, LARGE = PictureSize(3, 2), PictureSize(300, 200)
 SHAPE = ((1,), MediaEmbeddings(4, 4), (2,))
 
 
-async def _asked(shapes: MediaShapes, *sizes: PictureSize) -> asyncio.Task[object]:
+async def _begin_measuring(shapes: MediaShapes, *sizes: PictureSize) -> asyncio.Task[object]:
     task = asyncio.ensure_future(shapes.of(sizes))
     await anyio.lowlevel.checkpoint()
     return task
 
 
-async def test_each_size_is_asked_once_also_where_many_ask() -> None:
+async def test_each_size_is_measured_once_for_any_number_of_requests() -> None:
     shapes, sent = MediaShapes(), list[MeasureMedia]()
-    early = await _asked(shapes, SMALL, SMALL)
+    early = await _begin_measuring(shapes, SMALL, SMALL)
     assert shapes.is_awaited
-    assert not shapes.is_pending, "there is no process"
+    assert not shapes.is_pending, "no process runs yet"
     shapes.ready(sent.append)
-    late = await _asked(shapes, LARGE, SMALL)
+    late = await _begin_measuring(shapes, LARGE, SMALL)
     assert [each.sizes for each in sent] == [(SMALL,), (LARGE,)]
     shapes.handle([MeasuredMedia(SMALL, SHAPE), MeasuredMedia(LARGE, why_not="It is too large.")])
     assert await early == (SHAPE, SHAPE)
@@ -176,23 +176,23 @@ async def test_each_size_is_asked_once_also_where_many_ask() -> None:
     assert not shapes.is_awaited
 
 
-async def test_a_size_that_two_processes_have_died_of_is_refused() -> None:
+async def test_a_size_that_has_killed_two_processes_is_refused() -> None:
     shapes, sent = MediaShapes(), list[MeasureMedia]()
     shapes.ready(sent.append)
-    waits = await _asked(shapes, LARGE)
+    measuring = await _begin_measuring(shapes, LARGE)
     shapes.lost()
     shapes.ready(sent.append)
     assert [each.sizes for each in sent] == [(LARGE,)] * 2
     shapes.lost()
     with pytest.raises(InvalidRequest, match="300 x 200"):
-        await waits
+        await measuring
     shapes.ready(sent.append)
     assert len(sent) == 2
 
 
-async def test_at_the_end_nobody_waits() -> None:
+async def test_the_end_fails_waiting_measurements() -> None:
     shapes = MediaShapes()
-    waits = await _asked(shapes, SMALL)
+    measuring = await _begin_measuring(shapes, SMALL)
     shapes.end(lambda: EngineUnavailable("It ends."))
     with pytest.raises(EngineUnavailable):
-        await waits
+        await measuring

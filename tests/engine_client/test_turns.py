@@ -1,4 +1,4 @@
-"""Who computes next, where several engines share the cores. No clock: time is what the test says."""
+"""Order of turns where several engines share the cores. The test sets the time."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
 
 @dataclass
 class Machine:
-    """Engines that do as they are told: each computes steps of its own length while it holds the turn."""
+    """Obedient engines: each computes steps of its own length while it holds the turn."""
 
     floor: float = 0.1
     now_s: float = 0.0
     step_s: dict[str, float] = field(default_factory=dict)
     work: dict[str, Priority | None] = field(default_factory=dict)
     turns: CoreTurns = field(init=False)
-    until_s: float | None = None  # when the holder is to give the turn back; None: it was not told
-    log: list[tuple[str, float]] = field(default_factory=list)  # who computed a step, and when it ended
+    until_s: float | None = None  # time for the holder to give the turn back; None without a limit
+    log: list[tuple[str, float]] = field(default_factory=list)  # engine and end of each step
 
     def __post_init__(self) -> None:
         self.turns = CoreTurns(batch_floor=self.floor)
@@ -56,7 +56,7 @@ class Machine:
         return decision
 
     def step(self) -> str | None:
-        """The holder computes a step, and gives the turn back if that is due. Returns who it was."""
+        """Compute a step of the holder, which gives the turn back if that is due. Return its name."""
         name = self.turns.holder
         if name is None:
             return None
@@ -105,7 +105,7 @@ def test_work_of_the_same_class_is_not_interrupted_nor_batch_work_that_has_becom
     assert not decision.command.interrupts
 
 
-def test_a_holder_whose_work_has_ended_is_left_to_give_the_turn_back_and_gets_no_other() -> None:
+def test_a_holder_without_work_gives_the_turn_back_and_gets_no_other() -> None:
     machine = Machine()
     machine.join("a", BATCH)
     machine.turns.wants("a", None, machine.now_s)
@@ -156,7 +156,7 @@ def test_without_a_share_batch_work_waits() -> None:
     assert machine.turns.holder == "b"
 
 
-def test_the_share_is_one_step_that_knows_of_the_others_and_is_not_interrupted() -> None:
+def test_the_share_is_one_step_beside_interactive_work_that_is_not_interrupted() -> None:
     machine = Machine()
     machine.join("a", INTERACTIVE)
     machine.join("b", BATCH)
@@ -179,7 +179,7 @@ def due_beside_a_newcomer() -> Machine:
     return machine
 
 
-def test_the_share_never_goes_right_in_front_of_a_newcomer() -> None:
+def test_the_share_never_comes_right_before_a_newcomer() -> None:
     machine = due_beside_a_newcomer()
     assert machine.run(0.6)[:3] == ["a", "c"]
     assert machine.turns.holder == "b"
@@ -207,7 +207,7 @@ def test_a_holder_is_awaited_when_another_wants_the_turn() -> None:
     assert not machine.turns.is_waiting("a")
 
 
-def test_the_dead_hold_nothing() -> None:
+def test_a_dead_engine_does_not_hold_the_turn() -> None:
     machine = Machine()
     machine.join("a", BATCH)
     machine.join("b", BATCH)
@@ -233,17 +233,17 @@ LONGEST_STEP_S = 0.8
     history=st.lists(events, max_size=60),
     step_s=st.lists(st.floats(0.005, LONGEST_STEP_S), min_size=4, max_size=4),
 )
-def test_whoever_wants_the_turn_gets_it_whatever_the_history(
+def test_every_engine_that_wants_the_turn_gets_it_after_any_history(
     history: list[tuple[str, object, Priority | None]], step_s: list[float]
 ) -> None:
     machine = Machine()
     for name, seconds in zip(NAMES, step_s, strict=True):
         machine.join(name, None, seconds)
-    for what, about, work in history:
+    for event, about, work in history:
         if isinstance(about, int):
             for _ in range(about):
                 machine.step()
-        elif what == "dies":
+        elif event == "dies":
             machine.turns.leave(str(about), machine.now_s)
             machine.join(str(about), None, machine.step_s[str(about)])
         else:
@@ -254,6 +254,6 @@ def test_whoever_wants_the_turn_gets_it_whatever_the_history(
         if waiting is None:
             continue
         bound_s = 4 * LONGEST_STEP_S
-        if waiting is BATCH:  # each of up to three others saves for a step and takes its longer turn before
+        if waiting is BATCH:  # up to three others save for a step and take their longer turns before
             bound_s = 4 * (LONGEST_STEP_S / 0.1 + LONGEST_COURTESY_S + BATCH_TURN_S + 4 * LONGEST_STEP_S)
         assert machine.gets_a_turn(name, bound_s), f"{name} starves"

@@ -178,5 +178,5 @@ def answers(
     backend: LlamaBackend, options: EngineOptions, *requests: GenerationRequest, told: Sequence[int] = ()
 ) -> dict[str, TokenEvent]:
     engine = Engine(options, backend)
-    engine.serve(*requests, told=told)
+    engine.serve(*requests, output=told)
     return {one.id: engine.whole(one.id) for one in requests}

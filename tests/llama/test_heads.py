@@ -344,7 +344,7 @@ def crashed(engine: Engine, requests: Sequence[GenerationRequest]) -> Engine:
     engine.core._scheduler.clear_cache()
     engine.run()
     for one in unfinished:
-        replayed.submit(one, told=replayed.told(one.id))
+        replayed.submit(one, output=replayed.tokens(one.id))
     return replayed
 
 

@@ -123,7 +123,7 @@ class Sensing(Engine):
         self.ask(name, *parts, **more)
         self.run()
         assert self.finish(name).is_good, self.finish(name)
-        return self.told(name)
+        return self.tokens(name)
 
     @property
     def known_rows(self) -> dict[object, object]:
@@ -197,7 +197,7 @@ def test_conversations_that_share_media_share_their_cells(one: Sensing) -> None:
             one.ask(f"text {name} {round_}", (1, *range(360, 380)), priority=priority)
         one.run()
         for name, tokens in alone.items():
-            assert one.told(f"{name} {round_}") == tokens, name
+            assert one.tokens(f"{name} {round_}") == tokens, name
 
 
 @pytest.mark.parametrize("kind", SEEING)
@@ -213,7 +213,7 @@ def test_interrupted_steps_leave_no_trace(kind: Kind) -> None:
             if number % 5 == 0:
                 seeing.ask(f"i{number}", (1, 350, 351 + number))
         seeing.run()
-        assert seeing.told("batch") == expected
+        assert seeing.tokens("batch") == expected
         assert seeing.finish("batch").interruptions > 0
 
 

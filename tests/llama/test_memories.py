@@ -167,7 +167,7 @@ def test_drafts_change_no_answer(served: Served) -> None:
     with Run(served, experiment=Experiment(always_drafts=True)) as run:
         run.serve(*quoting)
     for one in quoting:
-        assert_same(served.backend, one, run.told(one.id))
+        assert_same(served.backend, one, run.tokens(one.id))
     assert (run.num_drafted > 0) == (served.backend.info.max_draft != 0)
 
 
@@ -225,15 +225,15 @@ def test_requests_that_begin_alike_compute_that_once(served: Served) -> None:
         run.serve(*requests)
         assert sorted(run.cached(one.id) for one in requests) == [0, 300, 300, 300, 300]
         for one in requests:
-            assert_same(backend, one, run.told(one.id))
+            assert_same(backend, one, run.tokens(one.id))
         # Again, and now from the cache; and the next turn of one of them.
         late = asked("late", TEXT[:300] + OTHER[200:240])
-        turn = asked("turn", (*requests[2].tokens, *run.told("r2"), *OTHER[300:320]))
+        turn = asked("turn", (*requests[2].tokens, *run.tokens("r2"), *OTHER[300:320]))
         run.serve(late, turn)
         assert run.cached("late") == 300
         assert run.cached("turn") >= 300
-        assert_same(backend, late, run.told("late"))
-        assert_same(backend, turn, run.told("turn"))
+        assert_same(backend, late, run.tokens("late"))
+        assert_same(backend, turn, run.tokens("turn"))
 
 
 def test_a_conversation_goes_on_where_it_was(served: Served) -> None:
@@ -242,9 +242,9 @@ def test_a_conversation_goes_on_where_it_was(served: Served) -> None:
         for number in range(4):
             turn = asked(f"t{number}", tokens, length=80)
             run.serve(turn)
-            tokens = (*tokens, *run.told(turn.id), *OTHER[10 * number : 10 * number + 5])
+            tokens = (*tokens, *run.tokens(turn.id), *OTHER[10 * number : 10 * number + 5])
         assert [run.cached(f"t{i}") for i in range(4)] == [0, 179, 264, 349]
-        assert_same(served.backend, turn, run.told(turn.id))
+        assert_same(served.backend, turn, run.tokens(turn.id))
 
 
 def test_preempted_sequences_resume_where_they_were(served: Served) -> None:
@@ -258,7 +258,7 @@ def test_preempted_sequences_resume_where_they_were(served: Served) -> None:
         person = asked("p", TEXT[:400] * 2)
         run.serve(person)
         for one in [*batch, person]:
-            assert_same(served.backend, one, run.told(one.id))
+            assert_same(served.backend, one, run.tokens(one.id))
 
 
 def test_a_saved_cache_serves_after_a_restart(served: Served, tmp_path: Path) -> None:
@@ -267,10 +267,10 @@ def test_a_saved_cache_serves_after_a_restart(served: Served, tmp_path: Path) ->
         before.serve(asked("a", TEXT[:300], 20))
         before.core.save_cache(path)
     with Run(served, cache_file=path) as after:
-        turn = asked("b", (*TEXT[:300], *before.told("a"), *OTHER[:30]))
+        turn = asked("b", (*TEXT[:300], *before.tokens("a"), *OTHER[:30]))
         after.serve(turn)
         assert after.cached("b") == 319
-        assert_same(served.backend, turn, after.told("b"))
+        assert_same(served.backend, turn, after.tokens("b"))
 
 
 def test_a_draft_model_has_windows_or_no_state(architecture: Architecture, served: Served) -> None:
@@ -289,7 +289,7 @@ def test_a_draft_model_has_windows_or_no_state(architecture: Architecture, serve
     ):
         run.serve(*quoting)
     for one in quoting:
-        assert_same(served.backend, one, run.told(one.id))
+        assert_same(served.backend, one, run.tokens(one.id))
     assert run.num_drafted > 0
 
 

@@ -1,4 +1,4 @@
-"""A replica in this process, which computes what the fake backend would, a token at a time."""
+"""A replica in this process that computes the tokens of the fake backend, one at a time."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ STATUS = EngineStatus(
     last_death=None,
     rss_bytes=1000,
 )
-_SEEING = msgspec.structs.replace(FAKE_INFO, sees=True)
+_MULTIMODAL_INFO = msgspec.structs.replace(FAKE_INFO, sees=True)
 
 
 class FakeReplica:
-    """A `Link` to itself. It computes a token of each request whenever it is told to `step`."""
+    """Replica and `Link` to it. Each `step` computes a token of every request."""
 
     def __init__(self, *, state: EngineState = EngineState.READY, reason: str | None = None) -> None:
-        self.orders: list[Order] = []  # all that it was told
+        self.orders: list[Order] = []  # all orders received
         self.batches: list[list[Order]] = []
         self.state = state
         self.reason = reason
@@ -67,10 +67,10 @@ class FakeReplica:
         self.held: HeldUpdate | None = None
         self.others: tuple[LiveRequest, ...] = ()
         self.adapters: dict[str, AdapterStatus] = {}
-        self.is_deaf = False  # it answers nothing, but what it says still arrives
+        self.is_deaf = False  # orders get no answer, but its news still arrive
         self.refuses_adapters = False
-        self.sees = False  # it tells what stands for pictures; else it is silent about them
-        self.killer: str | None = None  # it dies when it computes the request with this id
+        self.sees = False  # it measures pictures; otherwise it ignores them
+        self.killer: str | None = None  # id of the request that kills it in a step
         self.live: dict[str, Submit] = {}
         self._news: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._lessee: str | None = None
@@ -80,7 +80,7 @@ class FakeReplica:
     async def attend(self, lessee: str) -> AsyncIterator[bytes]:
         self._lessee, self._news = lessee, asyncio.Queue()
         self.live.clear()
-        self.tell_state()
+        self.send_state()
         while (payload := await self._news.get()) is not None:
             yield payload
         raise ReplicaLost("it was killed")
@@ -102,18 +102,18 @@ class FakeReplica:
             loaded = LoadedAdapter(key=adapter.key, rank=1, num_tensors=1, size_bytes=1)
             status = AdapterStatus(adapter=adapter, state=AdapterState.READY, loaded=loaded)
             self.adapters[adapter.name] = status
-        self.tell_state()
+        self.send_state()
         return status
 
-    # -- what it does ------------------------------------------------------------------------------------
+    # -- computation ---------------------------------------------------------------------------------------
 
-    def tell_state(self) -> None:
-        self.say(
+    def send_state(self) -> None:
+        self.send(
             ReplicaNews(
                 report=HostReport(
                     state=self.state,
                     status=msgspec.structs.replace(STATUS, state=self.state, reason=self.reason),
-                    info=_SEEING if self.state is EngineState.READY else None,
+                    info=_MULTIMODAL_INFO if self.state is EngineState.READY else None,
                     adapters=tuple(self.adapters.values()),
                     forecast=self.forecast,
                     held=self.held,
@@ -122,13 +122,13 @@ class FakeReplica:
             )
         )
 
-    def say(self, news: ReplicaNews) -> None:
+    def send(self, news: ReplicaNews) -> None:
         self._news.put_nowait(encode_news(news))
 
     def step(self) -> None:
         events, embedded = [], []
         if any(origin(name) == self.killer for name in self.live):
-            self.say(ReplicaNews(started=tuple(self.live)))
+            self.send(ReplicaNews(started=tuple(self.live)))
             self.die()
             return
         for name, submit in list(self.live.items()):
@@ -138,20 +138,20 @@ class FakeReplica:
                 events.append(self._generate(name, submit, submit.request))
         if events or embedded:
             started = tuple(event.id for event in (*events, *embedded))
-            self.say(ReplicaNews(started=started, events=tuple(events), embedded=tuple(embedded)))
+            self.send(ReplicaNews(started=started, events=tuple(events), embedded=tuple(embedded)))
 
     def die(self) -> None:
         self.live.clear()
         self._lessee = None
         self._news.put_nowait(None)
 
-    def babble(self) -> None:
+    def send_garbage(self) -> None:
         self._news.put_nowait(b"\xc1")
 
     def return_all(self) -> None:
         ended = tuple(RequestEnd(name, EndReason.RETURNED, "gone") for name in self.live)
         self.live.clear()
-        self.say(ReplicaNews(ended=ended))
+        self.send(ReplicaNews(ended=ended))
 
     def submitted(self) -> list[Submit]:
         return [order for order in self.orders if isinstance(order, Submit)]
@@ -166,7 +166,7 @@ class FakeReplica:
             case DropAdapter(name=name):
                 self.adapters.pop(name, None)
             case MeasureMedia(sizes=sizes) if self.sees:
-                self.say(ReplicaNews(measured=tuple(MeasuredMedia(size, ((7,),)) for size in sizes)))
+                self.send(ReplicaNews(measured=tuple(MeasuredMedia(size, ((7,),)) for size in sizes)))
             case CancelCall() | ClearCache():
                 pass
 

@@ -1,4 +1,4 @@
-"""A replica's side and its door: real TCP and engine process, with a fake backend."""
+"""The replica's host and its door: real TCP and a real engine process with a fake backend."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.waiting import DEADLINE_S, eventually
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
-class TakenSpending(CpuSpending):
+class RecordedSpending(CpuSpending):
     def __init__(self) -> None:
         super().__init__()
         self.taken: list[dict[str, float]] = []
@@ -76,9 +76,9 @@ async def opened(
         await door.close()
 
 
-def link(plate: DoorAddress, tls: SSLContext | None = None) -> StreamLink:
+def link(address: DoorAddress, tls: SSLContext | None = None) -> StreamLink:
     async def door() -> DoorAddress:
-        return plate
+        return address
 
     async def load_adapter(adapter: Adapter) -> AdapterStatus:
         raise ReplicaLost("it loads none here")
@@ -88,7 +88,7 @@ def link(plate: DoorAddress, tls: SSLContext | None = None) -> StreamLink:
 
 @asynccontextmanager
 async def remote(
-    *plates: DoorAddress,
+    *addresses: DoorAddress,
     lease_s: float = 60.0,
     state: EngineState = EngineState.READY,
     spent: Callable[[dict[str, float]], None] = lambda spent_ms: None,
@@ -96,7 +96,7 @@ async def remote(
     engine = RemoteEngine(max_queue=100, lease_s=lease_s, spent=spent)
     running = asyncio.create_task(engine.run())
     try:
-        engine.set_replicas({f"r{number}": link(plate) for number, plate in enumerate(plates)})
+        engine.set_replicas({f"r{number}": link(address) for number, address in enumerate(addresses)})
         await eventually(lambda: engine.state is state)
         yield engine
     finally:
@@ -107,7 +107,7 @@ async def remote(
 async def check_stream(
     engine: RemoteEngine, name: str, *, at_5: Callable[[], Awaitable[None] | None] = lambda: None
 ) -> None:
-    """Compare its text with what is to come. `at_5` is called once, after five characters."""
+    """Compare the text of a stream with the expected one. `at_5` is called once, after five characters."""
     one, text, is_called = request(name, output=60), "", False
     with anyio.fail_after(DEADLINE_S):
         async with engine.generate([one]) as generation:
@@ -115,13 +115,13 @@ async def check_stream(
                 text += event.text
                 if len(text) >= 5 and not is_called:
                     is_called = True
-                    if (deed := at_5()) is not None:
-                        await deed
+                    if (awaitable := at_5()) is not None:
+                        await awaitable
     assert text == expected_text(one)
 
 
 async def test_a_crash_of_the_engine_process_is_a_pause_at_its_replica(gate: Gate) -> None:
-    async with hosting(gate.steps) as host, opened(host) as plate, remote(plate) as engine:
+    async with hosting(gate.steps) as host, opened(host) as door, remote(door) as engine:
 
         def crash() -> None:
             os.kill(host.engine_pid or 0, signal.SIGSEGV)
@@ -131,13 +131,13 @@ async def test_a_crash_of_the_engine_process_is_a_pause_at_its_replica(gate: Gat
         await eventually(lambda: engine.status().restarts >= 1)
 
 
-async def test_a_request_goes_on_at_another_replica_when_its_own_ends(gate: Gate) -> None:
+async def test_a_request_continues_at_another_replica_when_its_own_ends(gate: Gate) -> None:
     async with (
         hosting(gate.steps) as first,
         hosting(gate.steps) as second,
-        opened(first) as one,
-        opened(second) as other,
-        remote(one, other) as engine,
+        opened(first) as first_door,
+        opened(second) as second_door,
+        remote(first_door, second_door) as engine,
     ):
 
         async def end() -> None:
@@ -147,8 +147,8 @@ async def test_a_request_goes_on_at_another_replica_when_its_own_ends(gate: Gate
         await check_stream(engine, "a", at_5=end)
 
 
-async def test_cpu_time_that_an_api_process_has_not_heard_of_when_it_leaves_is_told_to_another() -> None:
-    spending = TakenSpending()
+async def test_cpu_time_that_an_api_process_misses_when_it_leaves_is_reported_to_another() -> None:
+    spending = RecordedSpending()
     async with hosting(spending=spending) as host:
         leaver = host.attend("leaver")
         assert not read_news(await anext(leaver)).spent_ms
@@ -157,15 +157,15 @@ async def test_cpu_time_that_an_api_process_has_not_heard_of_when_it_leaves_is_t
         )
         await eventually(lambda: any(spent_ms.get("mine") for spent_ms in spending.taken))
         await leaver.aclose()  # type: ignore[attr-defined]
-        told: list[dict[str, float]] = []
+        reported_ms: list[dict[str, float]] = []
         with anyio.fail_after(DEADLINE_S):
             async for payload in host.attend("heir"):
-                told.append(read_news(payload).spent_ms)
-                if told[-1].get("mine"):
+                reported_ms.append(read_news(payload).spent_ms)
+                if reported_ms[-1].get("mine"):
                     break
 
 
-async def test_an_api_process_that_falls_silent_loses_its_requests_here() -> None:
+async def test_an_api_process_that_falls_silent_loses_its_requests() -> None:
     clock = Clock()
     async with hosting("step_s=0.01", clock=clock) as host:
         news = host.attend("silent")
@@ -181,8 +181,8 @@ async def test_an_api_process_that_falls_silent_loses_its_requests_here() -> Non
 
 async def test_a_model_that_cannot_be_loaded_is_a_state_with_its_reason() -> None:
     failed = EngineState.FAILED
-    async with hosting("fail=it is no model") as host, opened(host) as plate:
-        async with remote(plate, state=failed) as engine:
+    async with hosting("fail=it is no model") as host, opened(host) as door:
+        async with remote(door, state=failed) as engine:
             with pytest.raises(EngineUnavailable, match="it is no model"):
                 engine.generate([request("a")])
         assert host.state is failed

@@ -1,4 +1,4 @@
-"""Requests that replicas die of: they fail alone, and whoever was computed beside them ends well."""
+"""Requests that kill replicas: they fail alone, and requests beside them are completed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ KILLER = "killer"
 INNOCENT = [request(f"innocent-{number}", output=6) for number in range(8)]
 
 
-class Doomed:
-    """A cluster whose replicas die of one request. Another comes for each that has died."""
+class PoisonedFleet:
+    """Cluster in which one request kills each replica that computes it. Each dead replica has a successor."""
 
-    def __init__(self, made: Cluster, others: tuple[LiveRequest, ...] = ()) -> None:
-        self._made = made
+    def __init__(self, fleet: Cluster, others: tuple[LiveRequest, ...] = ()) -> None:
+        self._fleet = fleet
         self._others = others
         self.deaths = 0
-        for replica in made.replicas.values():
+        for replica in fleet.replicas.values():
             replica.killer = KILLER
 
     async def run(self, *tasks: asyncio.Task[str]) -> None:
@@ -38,51 +38,51 @@ class Doomed:
                 await self.step()
 
     async def step(self) -> None:
-        for name, replica in list(self._made.replicas.items()):
+        for name, replica in list(self._fleet.replicas.items()):
             is_killed = any(wire.startswith(KILLER) for wire in replica.live)
             replica.step()
             if is_killed:
                 self.deaths += 1
                 await settle()
-                self._made.remove(name)
+                self._fleet.remove(name)
                 successor = FakeReplica()
                 successor.killer, successor.others = KILLER, self._others
-                self._made.start(**{f"successor{self.deaths}": successor})
+                self._fleet.start(**{f"successor{self.deaths}": successor})
         await settle()
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])
-async def test_the_innocent_end_well_and_the_killer_fails(num_replicas: int) -> None:
-    async with cluster(num_replicas) as made:
-        doomed = Doomed(made)
-        killer, *innocent = await made.asked(request(KILLER, output=6), *INNOCENT)
-        await doomed.run(killer, *innocent)
+async def test_the_killer_fails_and_all_other_requests_are_completed(num_replicas: int) -> None:
+    async with cluster(num_replicas) as fleet:
+        poisoned = PoisonedFleet(fleet)
+        killer, *innocent = await fleet.submit_each(request(KILLER, output=6), *INNOCENT)
+        await poisoned.run(killer, *innocent)
         assert [task.result() for task in innocent] == [expected(one) for one in INNOCENT]
         with pytest.raises(GenerationFailed, match="Each replica that computed this request was lost"):
             killer.result()
-        assert doomed.deaths == 3
+        assert poisoned.deaths == 3
 
 
-async def test_who_comes_during_a_trial_goes_elsewhere() -> None:
-    async with cluster(2) as made:
-        doomed = Doomed(made)
-        (killer,) = await made.asked(request(KILLER, output=6))
-        while doomed.deaths < 2:
-            await doomed.step()
-        on_trial = made.holder(KILLER)
-        late = await made.asked(*INNOCENT)
-        assert [wire.partition("~")[0] for wire in made.replicas[on_trial].live] == [KILLER]
-        await doomed.run(killer, *late)
+async def test_newcomers_during_a_trial_go_to_another_replica() -> None:
+    async with cluster(2) as fleet:
+        poisoned = PoisonedFleet(fleet)
+        (killer,) = await fleet.submit_each(request(KILLER, output=6))
+        while poisoned.deaths < 2:
+            await poisoned.step()
+        on_trial = fleet.holder(KILLER)
+        late = await fleet.submit_each(*INNOCENT)
+        assert [wire.partition("~")[0] for wire in fleet.replicas[on_trial].live] == [KILLER]
+        await poisoned.run(killer, *late)
         assert [task.result() for task in late] == [expected(one) for one in INNOCENT]
-        assert doomed.deaths == 3
+        assert poisoned.deaths == 3
 
 
-async def test_beside_beginners_of_another_api_process_nobody_is_convicted_at_once() -> None:
+async def test_new_requests_of_another_api_process_delay_the_verdict() -> None:
     beginner = msgspec.structs.replace(FOREIGN, priority=Priority.INTERACTIVE)
-    async with cluster(1) as made:
-        made.replicas["r0"].others = (beginner,)
-        doomed = Doomed(made, others=(beginner,))
-        (killer,) = await made.asked(request(KILLER, output=6))
-        await doomed.run(killer)
+    async with cluster(1) as fleet:
+        fleet.replicas["r0"].others = (beginner,)
+        poisoned = PoisonedFleet(fleet, others=(beginner,))
+        (killer,) = await fleet.submit_each(request(KILLER, output=6))
+        await poisoned.run(killer)
         assert isinstance(killer.exception(), GenerationFailed)
-        assert doomed.deaths == 6
+        assert poisoned.deaths == 6

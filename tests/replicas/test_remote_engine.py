@@ -1,4 +1,4 @@
-"""An engine over replicas that are fakes: what becomes of requests when replicas come, die, drain and lie."""
+"""An engine over fake replicas: its requests when replicas come, die, drain or send wrong messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.anyio
 
 PIRATE = Adapter(name="pirate", path="pirate.gguf", digest="0" * 64)
 FOREIGN = msgspec.structs.replace(FAKE_LIVE, id="foreign/0", priority=Priority.BATCH)
-"""Of another API process."""
+"""Request of another API process."""
 
 
 class Cluster:
@@ -67,7 +67,7 @@ class Cluster:
         self.engine.set_replicas(dict(self.replicas))
         return replica
 
-    def ask(self, *requests: GenerationRequest) -> asyncio.Task[str]:
+    def submit(self, *requests: GenerationRequest) -> asyncio.Task[str]:
         task = asyncio.create_task(self._read(*requests))
         self._readers.add(task)
         return task
@@ -84,8 +84,8 @@ class Cluster:
                 await settle()
         return [task.result() for task in tasks]
 
-    async def asked(self, *requests: GenerationRequest) -> list[asyncio.Task[str]]:
-        tasks = [self.ask(one) for one in requests]
+    async def submit_each(self, *requests: GenerationRequest) -> list[asyncio.Task[str]]:
+        tasks = [self.submit(one) for one in requests]
         await settle()
         return tasks
 
@@ -96,7 +96,7 @@ class Cluster:
     async def notify(self, **forecasts: Forecast) -> None:
         for name, replica in self.replicas.items():
             replica.forecast = forecasts.get(name, replica.forecast)
-            replica.tell_state()
+            replica.send_state()
         await settle()
 
     def holder(self, name: str) -> str:
@@ -110,17 +110,17 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(num: int = 2, **options: float) -> AsyncIterator[Cluster]:
-    made = Cluster(**options)  # type: ignore[arg-type]
-    running = asyncio.create_task(made.engine.run())
+    fleet = Cluster(**options)  # type: ignore[arg-type]
+    running = asyncio.create_task(fleet.engine.run())
     try:
-        made.start(**{f"r{number}": FakeReplica() for number in range(num)})
+        fleet.start(**{f"r{number}": FakeReplica() for number in range(num)})
         if num:
-            await eventually(lambda: made.engine.state is EngineState.READY)
+            await eventually(lambda: fleet.engine.state is EngineState.READY)
             await settle()
-        yield made
+        yield fleet
     finally:
         running.cancel()
-        await made.engine.close()
+        await fleet.engine.close()
 
 
 async def settle() -> None:
@@ -129,7 +129,7 @@ async def settle() -> None:
 
 
 async def test_long_prompts_are_sent_in_several_batches() -> None:
-    """Encoding all at once would delay the event loop."""
+    """A single encoding of all prompts would delay the event loop."""
     replica = FakeReplica()
     session = ReplicaSession(
         "r0", replica, "me", lambda *_: None, lambda *_: None, lease_s=60.0, clock=lambda: 0.0
@@ -140,22 +140,22 @@ async def test_long_prompts_are_sent_in_several_batches() -> None:
     assert [len(batch) for batch in replica.batches] == [3, 3, 1]
 
 
-async def test_what_stands_for_a_picture_is_told_by_whoever_can() -> None:
+async def test_a_picture_is_measured_by_any_replica_that_can() -> None:
     size = PictureSize(3, 2)
-    async with cluster(2) as made:
-        asking = asyncio.create_task(made.engine.shapes([size, size]))
+    async with cluster(2) as fleet:
+        measuring = asyncio.create_task(fleet.engine.shapes([size, size]))
         await settle()
-        for replica in made.replicas.values():
+        for replica in fleet.replicas.values():
             assert MeasureMedia((size,)) in replica.orders
             replica.die()
         newcomer = FakeReplica()
         newcomer.sees = True
-        made.start(new=newcomer)
+        fleet.start(new=newcomer)
         with anyio.fail_after(DEADLINE_S):
-            assert await asking == (((7,),), ((7,),))
-            assert await made.engine.shapes([size]) == (((7,),),), "it is known"
+            assert await measuring == (((7,),), ((7,),))
+            assert await fleet.engine.shapes([size]) == (((7,),),), "the size is measured once"
         assert len([order for order in newcomer.orders if isinstance(order, MeasureMedia)]) == 1
-        unknown = asyncio.create_task(made.engine.shapes([PictureSize(4, 4)]))
+        unknown = asyncio.create_task(fleet.engine.shapes([PictureSize(4, 4)]))
         newcomer.sees = False
         await settle()
     with pytest.raises(GenerationFailed):
@@ -163,303 +163,301 @@ async def test_what_stands_for_a_picture_is_told_by_whoever_can() -> None:
 
 
 async def test_requests_spread_over_replicas_and_choices_of_a_call_share_one() -> None:
-    async with cluster(2) as made:
-        asked = await made.asked(*(request(f"{i}", output=2) for i in range(6)))
-        assert {len(replica.live) for replica in made.replicas.values()} == {3}
-        choices = made.ask(request("a/0", output=3), request("a/1", output=3))
+    async with cluster(2) as fleet:
+        calls = await fleet.submit_each(*(request(f"{i}", output=2) for i in range(6)))
+        assert {len(replica.live) for replica in fleet.replicas.values()} == {3}
+        choices = fleet.submit(request("a/0", output=3), request("a/1", output=3))
         await settle()
-        assert made.holder("a/0") == made.holder("a/1")
-        await made.run_until_done(*asked, choices)
+        assert fleet.holder("a/0") == fleet.holder("a/1")
+        await fleet.run_until_done(*calls, choices)
 
 
-@pytest.mark.parametrize("loses", [FakeReplica.die, FakeReplica.babble], ids=["it dies", "it babbles"])
+@pytest.mark.parametrize("lose", [FakeReplica.die, FakeReplica.send_garbage], ids=["death", "garbage"])
 @pytest.mark.parametrize("tokens_before", [0, 1, 3])
-async def test_a_stream_survives_its_replica(
-    tokens_before: int, loses: Callable[[FakeReplica], None]
-) -> None:
+async def test_a_stream_survives_its_replica(tokens_before: int, lose: Callable[[FakeReplica], None]) -> None:
     one = request("a", output=6)
-    async with cluster(2) as made:
-        (asked,) = await made.asked(one)
-        holder = made.holder("a")
+    async with cluster(2) as fleet:
+        (call,) = await fleet.submit_each(one)
+        holder = fleet.holder("a")
         for _ in range(tokens_before):
-            made.replicas[holder].step()
+            fleet.replicas[holder].step()
         await settle()
-        loses(made.replicas[holder])
-        made.remove(holder)
+        lose(fleet.replicas[holder])
+        fleet.remove(holder)
         await settle()
-        (replayed,) = made.replicas[made.holder("a")].submitted()
+        (replayed,) = fleet.replicas[fleet.holder("a")].submitted()
         assert len(replayed.output) == tokens_before
-        assert await made.run_until_done(asked) == [expected(one)]
-        assert made.engine.totals.output_tokens == 6
-        assert made.engine.status().restarts == 1
-        assert made.engine.status().last_death is not None
+        assert await fleet.run_until_done(call) == [expected(one)]
+        assert fleet.engine.totals.output_tokens == 6
+        assert fleet.engine.status().restarts == 1
+        assert fleet.engine.status().last_death is not None
 
 
-async def test_what_arrives_late_from_a_replica_that_was_given_up_is_not_taken_twice() -> None:
+async def test_late_events_of_a_replica_that_was_given_up_are_ignored() -> None:
     one = request("a", output=6)
-    async with cluster(1, lease_s=0.08) as made:
-        (asked,) = await made.asked(one)
-        cut_off = made.replicas["r0"]
+    async with cluster(1, lease_s=0.08) as fleet:
+        (call,) = await fleet.submit_each(one)
+        cut_off = fleet.replicas["r0"]
         cut_off.step()
         await settle()
         cut_off.is_deaf = True
-        made.start(r1=FakeReplica())
-        await eventually(lambda: made.replicas["r1"].live)
+        fleet.start(r1=FakeReplica())
+        await eventually(lambda: fleet.replicas["r1"].live)
         for _ in range(3):
             cut_off.step()
-        made.replicas["r1"].step()
-        assert await made.run_until_done(asked) == [expected(one)]
+        fleet.replicas["r1"].step()
+        assert await fleet.run_until_done(call) == [expected(one)]
 
 
 async def test_without_a_replica_requests_wait_for_the_next_and_interactive_ones_go_first() -> None:
     one, late = request("a", output=4, priority=Priority.BATCH), request("b", output=2)
-    async with cluster(1, max_queue=1) as made:
-        asked = await made.asked(one)
-        made.remove("r0").die()
-        await eventually(lambda: made.engine.state is EngineState.RESTARTING)
-        asked += await made.asked(late)
-        assert made.engine.status().waiting == {"interactive": 1, "batch": 1}
+    async with cluster(1, max_queue=1) as fleet:
+        calls = await fleet.submit_each(one)
+        fleet.remove("r0").die()
+        await eventually(lambda: fleet.engine.state is EngineState.RESTARTING)
+        calls += await fleet.submit_each(late)
+        assert fleet.engine.status().waiting == {"interactive": 1, "batch": 1}
         with pytest.raises(QueueFull):
-            made.engine.generate([request("c")])
-        made.start(r1=FakeReplica())
-        await eventually(lambda: len(made.replicas["r1"].live) == 2)
-        assert [each.request.priority for each in made.replicas["r1"].submitted()] == list(Priority)
-        assert await made.run_until_done(*asked) == [expected(one), expected(late)]
+            fleet.engine.generate([request("c")])
+        fleet.start(r1=FakeReplica())
+        await eventually(lambda: len(fleet.replicas["r1"].live) == 2)
+        assert [each.request.priority for each in fleet.replicas["r1"].submitted()] == list(Priority)
+        assert await fleet.run_until_done(*calls) == [expected(one), expected(late)]
 
 
-async def test_a_replica_that_is_to_go_goes_on_until_another_is_ready() -> None:
+async def test_a_removed_replica_continues_until_another_is_ready() -> None:
     one, two = request("a", output=4), request("b", output=8)
-    async with cluster(1) as made:
-        asked = await made.asked(one, two)
-        leaving = made.remove("r0")
+    async with cluster(1) as fleet:
+        calls = await fleet.submit_each(one, two)
+        leaving = fleet.remove("r0")
         for _ in range(4):
             leaving.step()
         await settle()
-        assert asked[0].result() == expected(one)
-        made.start(r1=FakeReplica())
-        await eventually(lambda: made.replicas["r1"].live)
-        assert await made.run_until_done(asked[1]) == [expected(two)]
-        assert made.engine.status().restarts == 0
+        assert calls[0].result() == expected(one)
+        fleet.start(r1=FakeReplica())
+        await eventually(lambda: fleet.replicas["r1"].live)
+        assert await fleet.run_until_done(calls[1]) == [expected(two)]
+        assert fleet.engine.status().restarts == 0
 
 
-async def test_what_a_replica_returns_is_computed_by_another() -> None:
+async def test_a_request_that_a_replica_returns_is_computed_by_another() -> None:
     one = request("a", output=6)
-    async with cluster(2) as made:
-        (asked,) = await made.asked(one)
-        holder = made.holder("a")
-        made.replicas[holder].step()
-        made.replicas[holder].state, made.replicas[holder].reason = EngineState.FAILED, "5 crashes"
-        made.replicas[holder].return_all()
-        made.replicas[holder].tell_state()
-        assert await made.run_until_done(asked) == [expected(one)]
-        assert made.engine.state is EngineState.READY
-        assert made.engine.status().reason == f"the replica {holder}: 5 crashes"
+    async with cluster(2) as fleet:
+        (call,) = await fleet.submit_each(one)
+        holder = fleet.holder("a")
+        fleet.replicas[holder].step()
+        fleet.replicas[holder].state, fleet.replicas[holder].reason = EngineState.FAILED, "5 crashes"
+        fleet.replicas[holder].return_all()
+        fleet.replicas[holder].send_state()
+        assert await fleet.run_until_done(call) == [expected(one)]
+        assert fleet.engine.state is EngineState.READY
+        assert fleet.engine.status().reason == f"the replica {holder}: 5 crashes"
 
 
-async def test_a_replica_that_cannot_load_is_told_and_only_where_none_can_requests_are_refused() -> None:
+async def test_a_replica_that_cannot_load_is_reported_and_requests_are_refused_only_if_none_can() -> None:
     why = "the file is cut off"
-    async with cluster(0) as made:
+    async with cluster(0) as fleet:
         with pytest.raises(EngineUnavailable, match="loading"):
-            made.engine.generate([request("a")])
-        made.start(broken=FakeReplica(state=EngineState.FAILED, reason=why))
-        await eventually(lambda: made.engine.state is EngineState.FAILED)
+            fleet.engine.generate([request("a")])
+        fleet.start(broken=FakeReplica(state=EngineState.FAILED, reason=why))
+        await eventually(lambda: fleet.engine.state is EngineState.FAILED)
         with pytest.raises(EngineUnavailable, match=why):
-            made.engine.generate([request("a")])
-        made.start(r1=FakeReplica())
-        await eventually(lambda: made.engine.state is EngineState.READY)
-        assert made.engine.status().reason == f"the replica broken: {why}"
-        assert len(await made.run_until_done(*[made.ask(request(f"{i}")) for i in range(4)])) == 4
-        assert made.replicas["broken"].submitted() == []
+            fleet.engine.generate([request("a")])
+        fleet.start(r1=FakeReplica())
+        await eventually(lambda: fleet.engine.state is EngineState.READY)
+        assert fleet.engine.status().reason == f"the replica broken: {why}"
+        assert len(await fleet.run_until_done(*[fleet.submit(request(f"{i}")) for i in range(4)])) == 4
+        assert fleet.replicas["broken"].submitted() == []
 
 
 async def test_a_call_is_cancelled_by_name_here_and_at_another_api_process() -> None:
-    async with cluster(1) as made:
-        asked = made.ask(request("a/0", output=50), request("a/1", output=50))
+    async with cluster(1) as fleet:
+        call = fleet.submit(request("a/0", output=50), request("a/1", output=50))
         await settle()
-        assert made.engine.cancel("a")
+        assert fleet.engine.cancel("a")
         with pytest.raises(RequestCancelled):
-            await asked
+            await call
         await settle()
-        assert not made.replicas["r0"].live
-        assert isinstance(made.replicas["r0"].orders[-1], CancelRequest)
-        assert not made.engine.cancel("foreign")
-        made.replicas["r0"].others = (FOREIGN,)
-        made.replicas["r0"].tell_state()
+        assert not fleet.replicas["r0"].live
+        assert isinstance(fleet.replicas["r0"].orders[-1], CancelRequest)
+        assert not fleet.engine.cancel("foreign")
+        fleet.replicas["r0"].others = (FOREIGN,)
+        fleet.replicas["r0"].send_state()
         await settle()
-        assert made.engine.requests() == [FOREIGN]
-        assert made.engine.cancel("foreign")
+        assert fleet.engine.requests() == [FOREIGN]
+        assert fleet.engine.cancel("foreign")
         await settle()
-        assert made.replicas["r0"].orders[-1] == CancelCall("foreign")
+        assert fleet.replicas["r0"].orders[-1] == CancelCall("foreign")
 
 
-async def test_a_prompt_goes_to_who_holds_its_beginning_and_keys_are_kept_apart() -> None:
-    async with cluster(2) as made:
+async def test_a_prompt_goes_to_the_replica_with_its_prefix_in_the_same_namespace() -> None:
+    async with cluster(2) as fleet:
         mine = request("a", prompt=640, cache_namespace="mine")
         held = block_hashes(mine.tokens, mine.cells_namespace)
-        made.replicas["r1"].held = HeldUpdate(version=1, is_whole=True, saved=held)
-        await made.notify(r1=busy(100.0))
-        asked = await made.asked(mine)
-        assert made.holder("a") == "r1"
-        asked += await made.asked(msgspec.structs.replace(mine, id="b", cache_namespace="another's"))
-        assert made.holder("b") == "r0"
-        await made.run_until_done(*asked)
+        fleet.replicas["r1"].held = HeldUpdate(version=1, is_whole=True, saved=held)
+        await fleet.notify(r1=busy(100.0))
+        calls = await fleet.submit_each(mine)
+        assert fleet.holder("a") == "r1"
+        calls += await fleet.submit_each(msgspec.structs.replace(mine, id="b", cache_namespace="another's"))
+        assert fleet.holder("b") == "r0"
+        await fleet.run_until_done(*calls)
 
 
-async def test_who_waits_long_moves_to_a_replica_that_has_come() -> None:
-    async with cluster(1) as made:
-        asked = await made.asked(*(request(f"{i}", output=3) for i in range(4)))
-        waiting = list(made.replicas["r0"].live)[2:]
+async def test_requests_that_wait_long_move_to_a_new_replica() -> None:
+    async with cluster(1) as fleet:
+        calls = await fleet.submit_each(*(request(f"{i}", output=3) for i in range(4)))
+        waiting = list(fleet.replicas["r0"].live)[2:]
         places = tuple(QueuePlace(name, position, 60_000.0) for position, name in enumerate(waiting, start=1))
-        made.replicas["r0"].say(ReplicaNews(places=places))
-        await made.notify(r0=busy(60_000.0, interactive=4))
-        made.start(r1=FakeReplica())
-        await eventually(lambda: len(made.replicas["r1"].live) == 2)
-        assert len(made.replicas["r0"].live) == 2
-        assert await made.run_until_done(*asked) == [expected(request(f"{i}", output=3)) for i in range(4)]
+        fleet.replicas["r0"].send(ReplicaNews(places=places))
+        await fleet.notify(r0=busy(60_000.0, interactive=4))
+        fleet.start(r1=FakeReplica())
+        await eventually(lambda: len(fleet.replicas["r1"].live) == 2)
+        assert len(fleet.replicas["r0"].live) == 2
+        assert await fleet.run_until_done(*calls) == [expected(request(f"{i}", output=3)) for i in range(4)]
 
 
-async def test_vectors_go_on_where_a_replica_has_left_off() -> None:
+async def test_an_embedding_call_continues_where_a_dead_replica_left_it() -> None:
     info = msgspec.structs.replace(FAKE_INFO, kind=ModelKind.EMBEDS, embedding_size=1, max_input_tokens=10)
-    asked = EmbedRequest(id="e", inputs=((5,), (6,), (7,)))
-    async with cluster(2) as made:
-        for replica in made.replicas.values():
-            replica.say(ReplicaNews(report=HostReport(state=EngineState.READY, status=STATUS, info=info)))
+    embedding_request = EmbedRequest(id="e", inputs=((5,), (6,), (7,)))
+    async with cluster(2) as fleet:
+        for replica in fleet.replicas.values():
+            replica.send(ReplicaNews(report=HostReport(state=EngineState.READY, status=STATUS, info=info)))
         await settle()
-        async with made.engine.embed(asked) as embedding:
+        async with fleet.engine.embed(embedding_request) as embedding:
             reading = asyncio.create_task(embedding.vectors())
             await settle()
-            holder = made.holder("e")
-            await made.step("e")
-            made.replicas[holder].die()
+            holder = fleet.holder("e")
+            await fleet.step("e")
+            fleet.replicas[holder].die()
             await settle()
             while not reading.done():
-                for replica in made.replicas.values():
+                for replica in fleet.replicas.values():
                     replica.step()
                 await settle()
             assert reading.result() == bytes([5, 6, 7])
 
 
-async def test_adapters_are_loaded_everywhere_and_by_those_who_come_later() -> None:
-    async with cluster(2) as made:
+async def test_adapters_are_loaded_by_all_replicas_and_by_later_ones() -> None:
+    async with cluster(2) as fleet:
         with pytest.raises(AdapterNotFound):
-            made.engine.generate([request("a", adapter="pirate")])
-        await made.engine.load_adapter(PIRATE)
+            fleet.engine.generate([request("a", adapter="pirate")])
+        await fleet.engine.load_adapter(PIRATE)
         await settle()
-        assert all("pirate" in replica.adapters for replica in made.replicas.values())
-        made.start(r2=FakeReplica())
-        await eventually(lambda: "pirate" in made.replicas["r2"].adapters)
-        (asked,) = await made.asked(request("a", adapter="pirate"))
-        (submitted,) = made.replicas[made.holder("a")].submitted()
+        assert all("pirate" in replica.adapters for replica in fleet.replicas.values())
+        fleet.start(r2=FakeReplica())
+        await eventually(lambda: "pirate" in fleet.replicas["r2"].adapters)
+        (call,) = await fleet.submit_each(request("a", adapter="pirate"))
+        (submitted,) = fleet.replicas[fleet.holder("a")].submitted()
         assert submitted.request.adapter == PIRATE.key
-        await made.run_until_done(asked)
-        assert made.engine.unload_adapter("pirate")
+        await fleet.run_until_done(call)
+        assert fleet.engine.unload_adapter("pirate")
         await settle()
-        assert not any(replica.adapters for replica in made.replicas.values())
+        assert not any(replica.adapters for replica in fleet.replicas.values())
 
 
 async def test_adapters_of_an_api_process_that_is_gone_reach_others_later_and_unloaded_ones_never() -> None:
-    """It has loaded two; one of them was unloaded again."""
+    """The process has loaded two adapters and unloaded one of them."""
     gone = Adapter(name="poet", path="poet.gguf", digest="1" * 64)
-    async with cluster(2) as made:
-        first, second = made.replicas.values()
+    async with cluster(2) as fleet:
+        first, second = fleet.replicas.values()
         for adapter in (PIRATE, gone):
             await first.load_adapter(adapter)
-        await made.notify()
-        assert not second.adapters, "not yet: it was just loaded"
+        await fleet.notify()
+        assert not second.adapters, "the adapter was loaded just now"
         await second.load_adapter(PIRATE)
         del first.adapters["poet"]
-        await made.notify()
-        made.now_s = SETTLED_S
-        await made.notify()
-        made.start(r2=FakeReplica())
-        await eventually(lambda: "pirate" in made.replicas["r2"].adapters)
-        await made.notify()
-        assert [[*one.adapters] for one in made.replicas.values()] == [["pirate"]] * 3
+        await fleet.notify()
+        fleet.now_s = SETTLED_S
+        await fleet.notify()
+        fleet.start(r2=FakeReplica())
+        await eventually(lambda: "pirate" in fleet.replicas["r2"].adapters)
+        await fleet.notify()
+        assert [[*one.adapters] for one in fleet.replicas.values()] == [["pirate"]] * 3
         second.adapters.clear()
-        made.now_s *= 2
-        await made.notify()
-        assert [[*one.adapters] for one in made.replicas.values()] == [["pirate"], [], ["pirate"]]
+        fleet.now_s *= 2
+        await fleet.notify()
+        assert [[*one.adapters] for one in fleet.replicas.values()] == [["pirate"], [], ["pirate"]]
 
 
 async def test_an_adapter_that_one_replica_refuses_is_loaded_nowhere_and_the_former_stays() -> None:
-    async with cluster(2) as made:
-        made.replicas["r1"].refuses_adapters = True
+    async with cluster(2) as fleet:
+        fleet.replicas["r1"].refuses_adapters = True
         with pytest.raises(AdapterFailed, match="does not fit"):
-            await made.engine.load_adapter(PIRATE)
+            await fleet.engine.load_adapter(PIRATE)
         await settle()
-        assert "pirate" not in made.replicas["r0"].adapters
-        made.replicas["r1"].refuses_adapters = False
-        await made.engine.load_adapter(PIRATE)
-        made.replicas["r1"].refuses_adapters = True
+        assert "pirate" not in fleet.replicas["r0"].adapters
+        fleet.replicas["r1"].refuses_adapters = False
+        await fleet.engine.load_adapter(PIRATE)
+        fleet.replicas["r1"].refuses_adapters = True
         with pytest.raises(AdapterFailed):
-            await made.engine.load_adapter(msgspec.structs.replace(PIRATE, digest="1" * 64))
+            await fleet.engine.load_adapter(msgspec.structs.replace(PIRATE, digest="1" * 64))
         await settle()
-        assert [one.adapters["pirate"].adapter for one in made.replicas.values()] == [PIRATE, PIRATE]
+        assert [one.adapters["pirate"].adapter for one in fleet.replicas.values()] == [PIRATE, PIRATE]
 
 
 async def test_all_replicas_clear_their_caches_and_figures_are_sums_over_them() -> None:
-    async with cluster(3) as made:
-        made.engine.clear_cache()
+    async with cluster(3) as fleet:
+        fleet.engine.clear_cache()
         await settle()
-        assert all(ClearCache() in replica.orders for replica in made.replicas.values())
-        await eventually(lambda: made.engine.status().kv_tokens == 300)
-        assert made.engine.status().rss_bytes == 3000
-        for replica in made.replicas.values():
-            replica.say(ReplicaNews(spent_ms={"mine": 5.0}))
+        assert all(ClearCache() in replica.orders for replica in fleet.replicas.values())
+        await eventually(lambda: fleet.engine.status().kv_tokens == 300)
+        assert fleet.engine.status().rss_bytes == 3000
+        for replica in fleet.replicas.values():
+            replica.send(ReplicaNews(spent_ms={"mine": 5.0}))
         await settle()
-        assert made.spent_ms == {"mine": 15.0}
+        assert fleet.spent_ms == {"mine": 15.0}
 
 
-async def test_who_ends_ends_all_requests() -> None:
-    async with cluster(1) as made:
-        (asked,) = await made.asked(request("a", output=50))
-        made.engine.drain()
+async def test_closing_the_engine_ends_all_requests() -> None:
+    async with cluster(1) as fleet:
+        (call,) = await fleet.submit_each(request("a", output=50))
+        fleet.engine.drain()
         with pytest.raises(EngineUnavailable):
-            made.engine.generate([request("b")])
-        await made.engine.close()
+            fleet.engine.generate([request("b")])
+        await fleet.engine.close()
         with pytest.raises(GenerationFailed):
-            await asked
+            await call
 
 
-async def test_a_replica_that_answers_and_tells_nothing_is_given_up() -> None:
+async def test_a_replica_that_answers_but_sends_no_news_is_given_up() -> None:
     """The network is cut in one direction."""
     one = request("a", output=3)
-    async with cluster(2, lease_s=0.04) as made:
-        (asked,) = await made.asked(one)
-        silent = made.holder("a")
-        (other,) = made.replicas.keys() - {silent}
-        made.now_s = 60.0
-        made.replicas[other].tell_state()
-        await eventually(lambda: made.replicas[other].live)
-        assert await made.run_until_done(asked) == [expected(one)]
+    async with cluster(2, lease_s=0.04) as fleet:
+        (call,) = await fleet.submit_each(one)
+        silent = fleet.holder("a")
+        (other,) = fleet.replicas.keys() - {silent}
+        fleet.now_s = 60.0
+        fleet.replicas[other].send_state()
+        await eventually(lambda: fleet.replicas[other].live)
+        assert await fleet.run_until_done(call) == [expected(one)]
 
 
-async def test_a_request_that_engines_are_given_up_for_fails_alone() -> None:
-    async with cluster(4) as made:
-        asked = made.ask(request("poison", output=5))
+async def test_a_request_that_makes_engines_fail_fails_alone() -> None:
+    async with cluster(4) as fleet:
+        call = fleet.submit(request("poison", output=5))
         for _ in range(3):
-            await eventually(lambda: any(one.live for one in made.replicas.values()))
-            replica = made.replicas[made.holder("poison")]
+            await eventually(lambda: any(one.live for one in fleet.replicas.values()))
+            replica = fleet.replicas[fleet.holder("poison")]
             (wire,) = replica.live
             replica.live.clear()
             replica.state = EngineState.FAILED
-            replica.say(
+            replica.send(
                 ReplicaNews(started=(wire,), ended=(RequestEnd(wire, EndReason.RETURNED, "5 crashes"),))
             )
-            replica.tell_state()
+            replica.send_state()
             await settle()
         with pytest.raises(GenerationFailed, match="5 crashes"):
-            await asked
+            await call
 
 
-async def test_a_request_whose_adapter_is_nowhere_any_more_fails() -> None:
-    async with cluster(1) as made:
-        await made.engine.load_adapter(PIRATE)
+async def test_a_request_whose_adapter_is_gone_fails() -> None:
+    async with cluster(1) as fleet:
+        await fleet.engine.load_adapter(PIRATE)
         await settle()
-        (asked,) = await made.asked(request("a", adapter="pirate"))
-        assert made.engine.unload_adapter("pirate")
-        made.start(r1=FakeReplica())
+        (call,) = await fleet.submit_each(request("a", adapter="pirate"))
+        assert fleet.engine.unload_adapter("pirate")
+        fleet.start(r1=FakeReplica())
         await settle()
-        made.remove("r0").die()
+        fleet.remove("r0").die()
         with pytest.raises(GenerationFailed, match="adapter"):
-            await asked
+            await call

@@ -1,4 +1,4 @@
-"""The connection between an API process and a replica: real TCP and engine process, with a fake backend."""
+"""The connection between an API process and a replica: real TCP, a real engine process, a fake backend."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ from tests.waiting import DEADLINE_S, eventually
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
-class Wire:
-    """A way to a door that can be cut, or fall silent with all connections standing."""
+class Proxy:
+    """Proxy to a door that can cut its connections, or stop forwarding while they stay open."""
 
-    def __init__(self, to: DoorAddress) -> None:
-        self._to = to
-        self._ways: list[asyncio.StreamWriter] = []
+    def __init__(self, door: DoorAddress) -> None:
+        self._door = door
+        self._writers: list[asyncio.StreamWriter] = []
         self.is_silent = False
         self.num_connections = 0
 
     @asynccontextmanager
-    async def laid(self) -> AsyncIterator[DoorAddress]:
+    async def open(self) -> AsyncIterator[DoorAddress]:
         server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         try:
             port: int = server.sockets[0].getsockname()[1]
-            yield DoorAddress("127.0.0.1", port, self._to.token)
+            yield DoorAddress("127.0.0.1", port, self._door.token)
         finally:
             server.close()
             self.cut()
 
     def cut(self) -> None:
-        for way in self._ways:
-            way.transport.abort()
-        self._ways.clear()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
-        there_reader, there_writer = await asyncio.open_connection(self._to.address, self._to.port)
-        self._ways += [writer, there_writer]
-        await asyncio.gather(self._carry(reader, there_writer), self._carry(there_reader, writer))
+        there_reader, there_writer = await asyncio.open_connection(self._door.address, self._door.port)
+        self._writers += [writer, there_writer]
+        await asyncio.gather(self._forward(reader, there_writer), self._forward(there_reader, writer))
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await _some(reader):
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await _read_some(reader):
             if not self.is_silent:
                 writer.write(data)
         writer.close()
 
 
-async def _some(reader: asyncio.StreamReader) -> bytes:
+async def _read_some(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.read(4096)
     except ConnectionError:
@@ -76,61 +76,61 @@ async def _some(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_a_cut_connection_is_made_again_and_nothing_is_lost_or_doubled(gate: Gate) -> None:
-    async with hosting(gate.steps) as host, opened(host) as plate:
-        wire = Wire(plate)
+    async with hosting(gate.steps) as host, opened(host) as door:
+        proxy = Proxy(door)
 
         def cut() -> None:
-            wire.cut()
+            proxy.cut()
             gate.open()
 
-        async with wire.laid() as way, remote(way) as engine:
+        async with proxy.open() as proxied, remote(proxied) as engine:
             await check_stream(engine, "a", at_5=cut)
-            assert wire.num_connections == 2
+            assert proxy.num_connections == 2
 
 
-async def test_a_connection_that_falls_silent_is_given_up_and_the_other_replica_goes_on(gate: Gate) -> None:
-    async with hosting(gate.steps, lease_s=1.0) as host, opened(host) as plate:
-        wire = Wire(plate)
+async def test_a_connection_that_falls_silent_is_given_up_and_another_replica_continues(gate: Gate) -> None:
+    async with hosting(gate.steps, lease_s=1.0) as host, opened(host) as door:
+        proxy = Proxy(door)
 
         def fall_silent() -> None:
-            wire.is_silent = True
+            proxy.is_silent = True
 
         async with (
             hosting() as other,
-            opened(other) as way_to_other,
-            wire.laid() as way,
-            remote(way, lease_s=1.0) as engine,
+            opened(other) as direct,
+            proxy.open() as proxied,
+            remote(proxied, lease_s=1.0) as engine,
         ):
             reading = asyncio.create_task(check_stream(engine, "a", at_5=fall_silent))
-            engine.set_replicas({"r0": link(way), "r1": link(way_to_other)})
+            engine.set_replicas({"r0": link(proxied), "r1": link(direct)})
             await reading
         with anyio.fail_after(DEADLINE_S):
             await host.left()
         assert host.num_live == 0
 
 
-async def test_who_does_not_know_the_token_is_not_let_in() -> None:
-    async with hosting() as host, opened(host) as plate:
+async def test_a_connection_with_a_wrong_token_is_refused() -> None:
+    async with hosting() as host, opened(host) as door:
         with pytest.raises(ReplicaLost):
-            async with aclosing(link(plate._replace(token="guess")).attend("me")) as news:
+            async with aclosing(link(door._replace(token="guess")).attend("me")) as news:
                 await anext(news)
         assert not await host.send_orders("me", encode_orders([]))
 
 
-async def test_who_sends_much_before_the_token_is_cut_off() -> None:
-    async with hosting() as host, opened(host) as plate:
-        reader, writer = await asyncio.open_connection(plate.address, plate.port)
+async def test_a_peer_that_sends_much_before_the_token_is_cut_off() -> None:
+    async with hosting() as host, opened(host) as door:
+        reader, writer = await asyncio.open_connection(door.address, door.port)
         writer.write(LENGTH.pack(1 << 31) + b"x" * 100)
         with anyio.fail_after(DEADLINE_S):
-            assert not await _some(reader)
+            assert not await _read_some(reader)
         writer.close()
 
 
-async def test_half_a_frame_at_the_end_is_nothing() -> None:
-    """Orders whose second half is missing are not obeyed, and those before them are."""
-    async with hosting("step_s=0.01") as host, opened(host) as plate:
-        _, writer = await asyncio.open_connection(plate.address, plate.port)
-        hello = msgspec.msgpack.encode(SessionHello(plate.token, "me"))
+async def test_half_a_frame_at_the_end_is_ignored() -> None:
+    """Orders before the incomplete frame are obeyed."""
+    async with hosting("step_s=0.01") as host, opened(host) as door:
+        _, writer = await asyncio.open_connection(door.address, door.port)
+        hello = msgspec.msgpack.encode(SessionHello(door.token, "me"))
         first = encode_orders([Submit(request=request("a", output=2000))])
         second = encode_orders([Submit(request=request("b", output=2000))])
         for payload in (hello, first):
@@ -143,14 +143,14 @@ async def test_half_a_frame_at_the_end_is_nothing() -> None:
         assert host.num_live == 0
 
 
-async def test_who_takes_nothing_is_given_up() -> None:
-    """It renews its lease and reads nothing of what that is answered: what it has ordered is ended."""
-    async with hosting("step_s=0.1") as host, opened(host, sending_s=0.2) as plate:
+async def test_a_peer_that_reads_nothing_is_given_up() -> None:
+    """The peer renews its lease but reads no answers, so its requests are ended."""
+    async with hosting("step_s=0.1") as host, opened(host, sending_s=0.2) as door:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.connect((plate.address, plate.port))
+        sock.connect((door.address, door.port))
         _, writer = await asyncio.open_connection(sock=sock, limit=1024)
-        hello = msgspec.msgpack.encode(SessionHello(plate.token, "slow"))
+        hello = msgspec.msgpack.encode(SessionHello(door.token, "slow"))
         orders = encode_orders([Submit(request=request("a", output=2000))])
         for payload in (hello, orders):
             writer.write(LENGTH.pack(len(payload)) + payload)
@@ -168,8 +168,8 @@ async def test_who_takes_nothing_is_given_up() -> None:
         writer.transport.abort()
 
 
-async def test_frames_come_in_order_through_a_reader_who_is_slow() -> None:
-    """The sender waits, the receiver keeps few of them, and none is lost."""
+async def test_frames_come_in_order_to_a_slow_reader() -> None:
+    """The sender waits, the receiver stores few frames, and no frame is lost."""
     ends: list[FrameStream] = []
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: FrameStream(opened=ends.append), "127.0.0.1", 0)
@@ -181,7 +181,7 @@ async def test_frames_come_in_order_through_a_reader_who_is_slow() -> None:
             await there.sent()
 
     sending = asyncio.create_task(send())
-    for _ in range(2000):  # of the event loop's rounds, in each of which a frame could come
+    for _ in range(2000):  # rounds of the event loop, each of which could deliver a frame
         await anyio.lowlevel.checkpoint()
     assert not sending.done()
     with anyio.fail_after(DEADLINE_S):
@@ -194,23 +194,31 @@ async def test_frames_come_in_order_through_a_reader_who_is_slow() -> None:
     server.close()
 
 
-async def test_a_session_that_the_replica_ends_is_no_death() -> None:
-    async with hosting() as host, opened(host) as plate, aclosing(link(plate).attend("me")) as news:
+async def test_a_session_that_the_replica_ends_is_not_a_death() -> None:
+    async with hosting() as host, opened(host) as door, aclosing(link(door).attend("me")) as news:
         assert read_news(await anext(news)).report is not None
         await host.close()
         with anyio.fail_after(DEADLINE_S):
             assert [payload async for payload in news] == []
 
 
-async def test_orders_of_a_session_that_is_not_there_are_told_so() -> None:
-    async with hosting() as host, opened(host) as plate:
+async def test_orders_are_accepted_during_their_session_and_rejected_after_it() -> None:
+    async with hosting() as host, opened(host) as door:
         stream = FrameStream()
-        await asyncio.get_running_loop().create_connection(lambda: stream, plate.address, plate.port)
-        stream.send(msgspec.msgpack.encode(SessionHello(plate.token, "me")))
+        await asyncio.get_running_loop().create_connection(lambda: stream, door.address, door.port)
+        stream.send(msgspec.msgpack.encode(SessionHello(door.token, "me")))
         assert (await stream.receive() or b"")[:1] == NewsFrame.NEWS
-        stream.send(encode_orders([]))
-        frames: list[bytes] = []
-        with anyio.fail_after(DEADLINE_S):
-            while NewsFrame.TAKEN not in frames:
-                frames.append(await stream.receive())
+        await _send_orders(stream, answer=NewsFrame.TAKEN)
+        async with aclosing(host.attend("me")) as successor:
+            await anext(successor)
+        await _send_orders(stream, answer=NewsFrame.UNKNOWN)
         stream.abort()
+
+
+async def _send_orders(stream: FrameStream, *, answer: NewsFrame) -> None:
+    stream.send(encode_orders([]))
+    frames: list[bytes] = []
+    with anyio.fail_after(DEADLINE_S):
+        while not frames or frames[-1] not in (NewsFrame.TAKEN, NewsFrame.UNKNOWN):
+            frames.append(await stream.receive())
+    assert frames[-1] == answer

@@ -1,7 +1,7 @@
-"""Drives a scheduler with the fake backend, the ledger's self-check after every step.
+"""Driver of a scheduler over the fake backend. The ledger checks itself after every step.
 
-Whatever happens to a request, it ends with the output that it has on an idle machine: the driver compares
-them at each end, so that stories need not.
+Every request must end with the output that it has on an idle machine. The driver compares them at each end,
+so that the stories need not.
 """
 
 from __future__ import annotations
@@ -39,30 +39,29 @@ def request(
     return msgspec.structs.replace(base, **more)
 
 
-def alone(asked: GenerationRequest) -> list[int]:
-    tokens = list(asked.tokens)
-    for _ in range(asked.max_tokens):
-        tokens.append(_next_alone(asked, tokens))
-        if asked.constraint and tokens[-1] == END_TOKEN:
+def alone(generation: GenerationRequest) -> list[int]:
+    tokens = list(generation.tokens)
+    for _ in range(generation.max_tokens):
+        tokens.append(_next_alone(generation, tokens))
+        if generation.constraint and tokens[-1] == END_TOKEN:
             break
-    return tokens[len(asked.tokens) :]
+    return tokens[len(generation.tokens) :]
 
 
-def _next_alone(asked: GenerationRequest, tokens: list[int]) -> int:
-    output = tokens[len(asked.tokens) :]
-    forced = forced_token(asked.constraint, output) if asked.constraint else None
-    return next_token(adapted(asked.adapter, tokens)) if forced is None else forced
+def _next_alone(generation: GenerationRequest, tokens: list[int]) -> int:
+    output = tokens[len(generation.tokens) :]
+    forced = forced_token(generation.constraint, output) if generation.constraint else None
+    return next_token(adapted(generation.adapter, tokens)) if forced is None else forced
 
 
-FAULTY = 299  # something goes wrong with the sequence that computes this token
+FAULTY = 299  # the sequence that computes this token fails
 
 
 class TokenCost:
-    """A step takes a millisecond a token. Sizes in `tiles` are said to be cheaper than those just below."""
+    """Cost of a millisecond a token. Sizes in `tiles` are cheaper than those just below."""
 
     def __init__(self, tiles: tuple[int, ...] = (), step_ms: float = 0.0, chunk: int | None = None) -> None:
-        """`step_ms`: the time that a step takes beside its tokens. `chunk`: tokens from which larger steps
-        are not cheaper."""
+        """`step_ms`: fixed cost of a step. `chunk`: tokens from which larger steps are not cheaper."""
         self._step_ms = step_ms
         self._chunk = chunk
         self._tiles = tiles
@@ -88,7 +87,7 @@ class TokenCost:
 
 
 class KnowingDrafter:
-    """A drafter that knows up to seven tokens that will come; now and then some of them are wrong."""
+    """Drafter that knows up to seven of the next tokens. Each of them is wrong with the chance `errors`."""
 
     def __init__(self, seed: int = 0, *, errors: float = 0.25) -> None:
         self._random = random.Random(seed)
@@ -108,17 +107,17 @@ class KnowingDrafter:
     def forget(self, sequence: Sequence) -> None:
         self.forgotten.append(sequence.request.id)
 
-    def _next(self, asked: GenerationRequest, tokens: list[int]) -> int:
+    def _next(self, generation: GenerationRequest, tokens: list[int]) -> int:
         if self._random.random() < self._errors:
             return self._random.randrange(2, 250)
         try:
-            return _next_alone(asked, tokens)
+            return _next_alone(generation, tokens)
         except ConstraintFailed:
             return END_TOKEN
 
 
 class SilentDrafter:
-    """A drafter that never has a draft, so that the draft model is asked."""
+    """Drafter that never has a draft, so that the draft model is used."""
 
     def draft(self, sequence: Sequence, limit: int) -> SequenceDraft:
         return SequenceDraft()
@@ -129,7 +128,7 @@ class SilentDrafter:
 
 @dataclass(kw_only=True)
 class Driver:
-    """A scheduler, a backend, and what came out. Requests end when they have all their tokens.
+    """Scheduler and backend, with the outputs of requests. Requests end when they have all their tokens.
 
     A step takes a millisecond a token: up to `decoding` while an interactive request decodes, else `idle`.
     """
@@ -143,7 +142,7 @@ class Driver:
     cache_blocks: int = 0
     policy: PriorityPolicy = field(default_factory=PriorityPolicy)
     tiles: tuple[int, ...] = ()
-    reuses: bool = True  # sequences may begin with what others have computed
+    reuses: bool = True  # sequences may begin with cells that others have computed
     stateful: bool = False  # sequences have a state, of 100 times the size of a saved block
     snapshots: int = 0  # tokens by which sequences with a state can go back
     cache_bytes: int | None = None  # in place of `cache_blocks`
@@ -151,10 +150,10 @@ class Driver:
     mixes: bool = True
     continuous: bool = True
     drafter: Drafter | None = None
-    """Every draft of it, or of the fake's draft model, is computed, as far as there is room."""
-    always: bool = True  # drafts are computed even where that does not pay; else there is no draft model
+    """All its drafts, and those of the fake's draft model, are computed as far as there is room."""
+    always: bool = True  # drafts are computed even where they do not pay; if False, there is a drafter only
     cost: TokenCost = None  # type: ignore[assignment]
-    elapsed_ms: Callable[[Step], float] = lambda step: 1.0  # what a step really takes
+    elapsed_ms: Callable[[Step], float] = lambda step: 1.0  # real time of a step
 
     def __post_init__(self) -> None:
         self.now_s = 0.0
@@ -212,8 +211,8 @@ class Driver:
         """Submit every live request to a new engine, with its output but for the last `lost` tokens."""
         self._start()
         for one in list(self._live.values()):
-            told = self.outputs[one.id]
-            self._enter(one, tuple(told[: max(0, len(told) - lost)]))
+            output = self.outputs[one.id]
+            self._enter(one, tuple(output[: max(0, len(output) - lost)]))
 
     def submit(self, *requests: GenerationRequest) -> None:
         for one in requests:
@@ -231,7 +230,7 @@ class Driver:
         self._gain(sequence, beginning)
 
     def _gain(self, sequence: Sequence, tokens: tuple[int, ...]) -> None:
-        """A request ends with its last token, or that of its constraint."""
+        """End the request with its last token, or with the end token of its constraint."""
         name = sequence.request.id
         self.outputs[name] += tokens
         ended = sequence.request.constraint is not None and END_TOKEN in tokens
@@ -272,7 +271,7 @@ class Driver:
             self._apply(step)
         self.scheduler.check()
         for sequence in filter(None, map(self.scheduler.sequences.get, names)):
-            if sequence.status is SequenceStatus.RUNNING:  # nothing stays of what was drafted in vain
+            if sequence.status is SequenceStatus.RUNNING:  # rejected drafts leave no cells
                 assert len(self.backend.cells[sequence.slot]) == sequence.computed
         return {name: span.num_tokens for name, span in zip(names, step.spans, strict=True)}
 
@@ -287,12 +286,12 @@ class Driver:
             assert len(steps) < max_steps, "starved"
         return steps
 
-    def run_until(self, is_so: Callable[[], bool], max_steps: int = 10_000) -> None:
+    def run_until(self, holds: Callable[[], bool], max_steps: int = 10_000) -> None:
         for _ in range(max_steps):
-            if is_so():
+            if holds():
                 return
             self.step()
-        raise AssertionError("it never came")
+        raise AssertionError("the condition never held")
 
     def _apply(self, step: Step) -> None:
         result = self.backend.execute(step)
@@ -303,8 +302,8 @@ class Driver:
             self._gain(advance.sequence, tuple(t for s in advance.samples for t in (s.token, *s.forced)))
             if advance.sequence.status is SequenceStatus.FINISHED:
                 continue
-            if (failed := advance.failure or advance.fault) is not None:
-                self.failures[name] = failed
+            if (failure := advance.failure or advance.fault) is not None:
+                self.failures[name] = failure
                 self._finish(advance.sequence)
             elif advance.sequence.pending == 0:
                 self._finish(advance.sequence)

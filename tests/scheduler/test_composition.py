@@ -1,4 +1,4 @@
-"""Stories about what a step is made of: budgets, tiles, fairness, the floor of batch work."""
+"""Stories about the composition of a step: budgets, tiles, fairness, the floor of batch work."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def until_all_decode(driver: Driver, *requests: GenerationRequest) -> None:
     driver.run_until(lambda: all(driver.outputs[one.id] for one in requests), max_steps=20)
 
 
-def under(pattern: str, **more: object) -> dict[str, object]:
+def with_grammar(pattern: str, **more: object) -> dict[str, object]:
     return {"constraint": Constraint(grammar=pattern, **more)}
 
 
-BURST = {"a": under("?" + 30 * "x" + "?"), "b": under("?" + 9 * "x" + "?")}
+BURST = {"a": with_grammar("?" + 30 * "x" + "?"), "b": with_grammar("?" + 9 * "x" + "?")}
 LAST_STEP: dict[str, tuple[dict[str, Any], list[list[GenerationRequest]], dict[str, int]]] = {
     "a newcomer joins the next step": (
         {}, [[request("a", output=10)], [request("b", prompt=8)]], {"a": 1, "b": 8}),
@@ -31,10 +31,10 @@ LAST_STEP: dict[str, tuple[dict[str, Any], list[list[GenerationRequest]], dict[s
         {}, [[request("b", prompt=60, priority=BATCH), request("i", prompt=20)]], {"i": 20, "b": 12}),
     "interactive work takes the slot of batch work": (
         {"slots": 1}, [[request("b", output=20, priority=BATCH)], [request("i")]], {"i": 4}),
-    "and of no other": ({"slots": 1}, [[request("a", output=20)], [request("i")]], {"a": 1}),
+    "but not the slot of other work": ({"slots": 1}, [[request("a", output=20)], [request("i")]], {"a": 1}),
     "a short prompt does not wait for a whole long one": (
         {}, [[request("long", prompt=500)], [request("short", prompt=30)]], {"long": 32, "short": 30}),
-    "newcomers share a step where another one would cost more": (
+    "newcomers share a step where a second step would cost more": (
         {"decoding": 64, "idle": 128, "cost": TokenCost(step_ms=40)},
         [[request("p", prompt=30, output=1), request("q", prompt=30, output=1)]], {"p": 30, "q": 30}),
     "the shortest burst ends first": (
@@ -44,8 +44,8 @@ LAST_STEP: dict[str, tuple[dict[str, Any], list[list[GenerationRequest]], dict[s
         {"decoding": 16, "floor": 0.0},
         [[request("b", output=80, priority=BATCH, **BURST["a"])], [request("i", prompt=10, output=3)]],
         {"b": 6, "i": 10}),
-    "where steps are not mixed bursts are computed with the decoding": (
-        {"mixes": False}, [[request("b", output=5)], [request("a", output=80, **under("?bcde?"))], []],
+    "without mixed steps bursts are computed beside decoding": (
+        {"mixes": False}, [[request("b", output=5)], [request("a", output=80, **with_grammar("?bcde?"))], []],
         {"a": 5, "b": 1}),
 }  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_the_step_after_these_requests(name: str) -> None:
     driver.run()
 
 
-def test_batch_that_was_left_out_keeps_its_cells() -> None:
+def test_batch_work_that_is_left_out_of_a_step_keeps_its_cells() -> None:
     driver = Driver(decoding=16, idle=64, floor=0.0)
     driver.step(request("b", prompt=50, output=20, priority=BATCH))
     driver.run(request("i", prompt=64, output=30))
@@ -67,7 +67,7 @@ def test_batch_that_was_left_out_keeps_its_cells() -> None:
 
 
 def test_a_newcomer_does_not_wait_for_the_prompt_of_another() -> None:
-    """A step for both would bring both first tokens when the second of two steps brings the second one."""
+    """A step for both prompts would end when the second of two steps ends, so it would delay the first."""
     driver = Driver(slots=16, cost=TokenCost(step_ms=10))
     until_all_decode(driver, *(request(f"d{n}", output=90) for n in range(5)))
     driver.submit(request("p", prompt=30, output=1), request("q", prompt=30, output=1))
@@ -77,7 +77,7 @@ def test_a_newcomer_does_not_wait_for_the_prompt_of_another() -> None:
 
 @pytest.mark.parametrize("priority", Priority)
 @pytest.mark.parametrize("stateful", [False, True])
-def test_a_step_of_prompts_is_no_larger_than_pays(priority: Priority, stateful: bool) -> None:
+def test_a_step_of_prompts_stops_at_the_largest_size_that_pays(priority: Priority, stateful: bool) -> None:
     driver = Driver(idle=1024, cost=TokenCost(chunk=96), stateful=stateful)
     driver.submit(*(request(f"p{n}", prompt=150, output=1, priority=priority) for n in range(2)))
     sizes = [sum(step.values()) for step in driver.steps(3)]
@@ -93,7 +93,7 @@ def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens_or_with_pad
     assert (sum(step.values()), step["p"], driver.paddings[-1]) == (16, 6, 0)
 
 
-def test_steps_that_do_not_mix_read_first_and_decode_then() -> None:
+def test_without_mixed_steps_prompts_are_read_before_decoding() -> None:
     driver = Driver(mixes=False, idle=64)
     driver.step(request("a", output=5))
     driver.submit(request("b", prompt=80))
@@ -114,7 +114,7 @@ def reasons(driver: Driver, name: str) -> dict[StepReason, int]:
 def test_every_token_of_a_step_has_a_reason() -> None:
     cost = TokenCost(tiles=(30,), step_ms=60)
     driver = Driver(slots=16, decoding=64, stall=68, idle=124, cost=cost, floor=0.0)
-    driver.submit(request("f", output=40, **under("?" + 8 * "x" + 9 * "?")))
+    driver.submit(request("f", output=40, **with_grammar("?" + 8 * "x" + 9 * "?")))
     driver.step(*(request(f"d{n}", output=40) for n in range(3)))
     step = driver.step(request("p", prompt=100), request("b", prompt=100, priority=BATCH))
     assert step == {"f": 9, "d0": 1, "d1": 1, "d2": 1, "p": 18}
@@ -124,14 +124,14 @@ def test_every_token_of_a_step_has_a_reason() -> None:
     assert reasons(driver, "b") == {}
 
 
-def test_what_its_share_pays_for_is_said_of_batch_work() -> None:
+def test_batch_tokens_within_the_floor_have_a_reason_of_their_own() -> None:
     driver = Driver(slots=8, decoding=16, idle=64, floor=0.25, kv_tokens=8192)
     driver.submit(request("b", prompt=400, output=200, priority=BATCH))
     driver.submit(*(request(f"i{n}", prompt=400, output=100) for n in range(3)))
     driver.run_until(lambda: StepReason.BATCH_FLOOR in reasons(driver, "b"), max_steps=20)
 
 
-def test_where_cells_are_short_reasons_predictions_and_prices_are_of_the_tokens_that_got_some() -> None:
+def test_where_cells_are_short_reasons_predictions_and_prices_cover_only_tokens_with_cells() -> None:
     driver = Driver(slots=4, kv_tokens=64, idle=64)
     driver.step(request("a", prompt=30, output=30, priority=BATCH))
     driver.submit(request("b", prompt=33, output=20, priority=BATCH))
@@ -147,7 +147,7 @@ def test_where_cells_are_short_reasons_predictions_and_prices_are_of_the_tokens_
             assert driver.predicted_ms[-1] <= size + 1
 
 
-def test_clients_take_turns_and_so_do_groups_whatever_their_clients_call_themselves() -> None:
+def test_clients_take_turns_and_so_do_groups_whatever_the_names_of_their_clients() -> None:
     driver = Driver(slots=1)
     driver.submit(*(request(f"a{n}", client="a", group="here") for n in range(3)))
     driver.submit(*(request(f"b{n}", client=f"b{n}", group="here") for n in range(2)))
@@ -155,7 +155,7 @@ def test_clients_take_turns_and_so_do_groups_whatever_their_clients_call_themsel
     assert driver.finished == ["a0", "c0", "b0", "c1", "b1", "a1", "a2"]
 
 
-def test_shortest_first_and_nobody_for_ever_last() -> None:
+def test_shortest_first_does_not_starve_long_requests() -> None:
     driver = Driver(slots=1, policy=ShortestFirstPolicy())
     driver.run(request("first"), request("long", output=100), request("short", output=5))
     assert driver.finished in (["first", "short", "long"], ["short", "first", "long"])
@@ -188,7 +188,7 @@ def test_only_long_steps_without_interactive_work_may_be_interrupted() -> None:
 
 
 @pytest.mark.parametrize(("priority", "num_tokens"), [(Priority.INTERACTIVE, 64), (BATCH, 32)])
-def test_beside_another_models_interactive_work_a_prompt_makes_no_longer_step_than_beside_a_stream(
+def test_a_prompt_step_beside_another_models_interactive_work_is_as_short_as_beside_a_stream(
     priority: Priority, num_tokens: int
 ) -> None:
     driver = Driver(decoding=32, stall=64, idle=256)
@@ -198,16 +198,16 @@ def test_beside_another_models_interactive_work_a_prompt_makes_no_longer_step_th
 
 def test_forced_tokens_are_computed_with_the_token_before_them_or_with_the_prompt() -> None:
     for constraint, steps in (
-        (under("?bcd?f"), [{"a": 6}, {"a": 4}, {}]),
-        (under("{ab?", opening=(7, 8)), [{"a": 11}, {}]),
+        (with_grammar("?bcd?f"), [{"a": 6}, {"a": 4}, {}]),
+        (with_grammar("{ab?", opening=(7, 8)), [{"a": 11}, {}]),
     ):
         assert Driver().run(request("a", prompt=6, output=40, **constraint)) == steps
 
 
-def test_forced_tokens_make_no_longer_stall_than_streams_may_have() -> None:
+def test_forced_tokens_keep_to_the_stall_limit_of_streams() -> None:
     driver = Driver(decoding=16, stall=16, idle=64)
     until_all_decode(driver, request("b", output=90))
-    until_all_decode(driver, request("a", output=90, **under("?" + 60 * "x" + "?")))
+    until_all_decode(driver, request("a", output=90, **with_grammar("?" + 60 * "x" + "?")))
     steps = driver.run()
     assert all(sum(step.values()) <= 16 for step in steps)
     assert [step["b"] for step in steps[:5]] == [1] * 5
@@ -223,8 +223,8 @@ def streaming(**options: int) -> Driver:
 
 BESIDE_STREAMS = {
     "a short prompt is read in one step of a stall": (20, 60, 55, [57]),
-    "a long one at the rate that streams keep": (20, 60, 300, [60, 20, 20, 20, 20, 20]),
-    "a stall shorter than the rate asks for makes streams faster": (60, 20, 100, [20, 20, 20]),
+    "a long prompt is read at the rate that streams keep": (20, 60, 300, [60, 20, 20, 20, 20, 20]),
+    "a stall limit below the interval of the rate makes streams faster": (60, 20, 100, [20, 20, 20]),
 }
 
 
@@ -238,7 +238,7 @@ def test_prompts_beside_streams(name: str) -> None:
     assert all((step["a"], step["b"]) == (1, 1) for step in steps)
 
 
-def test_streams_are_ahead_again_after_some_steps() -> None:
+def test_streams_regain_their_slack_after_some_steps() -> None:
     driver = streaming(decoding=20, stall=60, idle=100)
     driver.step(request("p", prompt=58, output=1))
     driver.step()
@@ -262,7 +262,7 @@ def test_a_step_of_batch_work_alone_takes_from_the_slack() -> None:
 
 
 def test_scored_prompts_leave_the_batch_work_its_outputs() -> None:
-    """A step has time for all their tokens, but not a row of logits for each of them."""
+    """A step has time for all tokens of the prompts, but not a row of logits for each of them."""
     driver = Driver(decoding=400, idle=400, rows=40, kv_tokens=4096)
     driver.submit(request("b", prompt=20, output=10, priority=BATCH))
     steps = driver.run(*(request(f"s{n}", prompt=300, output=0, prompt_logprobs=True) for n in range(4)))

@@ -1,4 +1,4 @@
-"""What the cost model says of the staircase that was measured, and what it learns of which steps. Pure."""
+"""Predictions of the cost model from a measured staircase, and learning from steps."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ PREDICTED = {
     **{f"a measured point, {n}": (c, dict(c.step_ms)) for n, c in enumerate([REPACKED, PLAIN, LINE])},
     "between two points of a tile lies a straight line": (
         REPACKED, {10: 162, 20: 187 + (252 - 187) * 3 / 7}),
-    "tiles of which only the ends are known climb as the second does": (
+    "a tile with only its ends measured climbs as the second tile does": (
         PLAIN, {48: (206 + 361) / 2, 49: 283.5 + (205 - 142) / (206 - 142) * 77.5}),
-    "below the first point a step costs what that does": (FROM_8, {1: 100.0, 7: 100.0, 8: 100.0}),
-    "behind the last point it goes on along the slope": (REPACKED, {256: 1058 + 128 * (1058 - 510) / 64}),
-    "a slope that noise has turned down is not believed": (NOISY, {128: 500}),
+    "below the first point a step costs as much as at that point": (FROM_8, {1: 100.0, 7: 100.0, 8: 100.0}),
+    "beyond the last point costs follow the last slope": (REPACKED, {256: 1058 + 128 * (1058 - 510) / 64}),
+    "a slope that noise has turned down is ignored": (NOISY, {128: 500}),
 }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_the_end_of_a_tile_and_attended_pairs_have_their_price() -> None:
 
 
 @given(curves, st.integers(0, 3000), pairs, pairs)
-def test_predictions_are_never_negative_and_grow_with_what_is_attended(
+def test_predictions_are_never_negative_and_grow_with_attended_pairs(
     curve: CostCurve, num_tokens: int, some: int, more: int
 ) -> None:
     model = CostModel(curve)
@@ -76,7 +76,7 @@ def test_an_unmeasured_model_is_guessed_by_its_size() -> None:
     assert small.predict_ms(1) < small.predict_ms(16) < small.predict_ms(256)
 
 
-def test_a_step_is_grown_only_where_the_curve_says_that_this_is_cheaper() -> None:
+def test_a_step_is_grown_only_where_the_larger_size_is_cheaper() -> None:
     model = CostModel(REPACKED)
     sizes = {n: model.cheapest_size(n, 128) for n in range(18)}
     assert {n for n, size in sizes.items() if size == 16} == {9, 10, 11, 12, 13, 14, 15, 16}
@@ -133,7 +133,7 @@ def test_one_tile_in_twenty_disturbed_does_not_wreck_the_rest() -> None:
     assert model.predict_ms(64) == pytest.approx(510, rel=0.15)
 
 
-def test_a_learnt_tile_keeps_what_the_curve_says_of_its_sizes_side_by_side() -> None:
+def test_a_learnt_tile_keeps_the_ratios_of_the_curve_within_it() -> None:
     model = CostModel(REPACKED)
     for _ in range(200):
         model.refine(12, 0, 100.0)
@@ -141,10 +141,10 @@ def test_a_learnt_tile_keeps_what_the_curve_says_of_its_sizes_side_by_side() -> 
     assert model.predict_ms(12) == pytest.approx(100, rel=0.05)
     assert model.cheapest_size(12, 64) == 16
     assert model.predict_ms(15) / model.predict_ms(16) == pytest.approx(212 / 151)
-    assert model.predict_ms(512) == pytest.approx(10_000, rel=0.05), "larger than any that was measured"
+    assert model.predict_ms(512) == pytest.approx(10_000, rel=0.05), "larger than any measured size"
 
 
-def test_a_step_that_took_no_time_says_nothing() -> None:
+def test_a_step_without_time_or_tokens_teaches_nothing() -> None:
     model = CostModel(REPACKED)
     for size, actual in ((16, 0.0), (16, -5.0), (0, 100.0)):
         model.refine(size, 0, actual)
@@ -153,7 +153,7 @@ def test_a_step_that_took_no_time_says_nothing() -> None:
 
 @settings(max_examples=50)
 @given(curves, st.lists(st.tuples(st.integers(1, 400), pairs, st.floats(1e-9, 1e12)), max_size=30))
-def test_whatever_it_learns_it_stays_sane(curve: CostCurve, steps: list[tuple[int, int, float]]) -> None:
+def test_predictions_stay_sane_after_any_steps(curve: CostCurve, steps: list[tuple[int, int, float]]) -> None:
     model = CostModel(curve)
     for num_tokens, attended, ms in steps:
         model.refine(num_tokens, attended, ms)
@@ -162,12 +162,12 @@ def test_whatever_it_learns_it_stays_sane(curve: CostCurve, steps: list[tuple[in
         assert 0 <= model.predict_ms(n, 100) <= 65 * fresh.predict_ms(n, 100)
 
 
-def test_what_was_learnt_can_be_kept_as_a_curve() -> None:
+def test_a_learnt_model_can_be_stored_as_a_curve() -> None:
     model = CostModel(REPACKED)
     learn(model, CostModel.guess(), 200)
-    again = CostModel(model.curve)
+    restored = CostModel(model.curve)
     for n in range(1, 129):
-        assert again.predict_ms(n, 1000) == pytest.approx(model.predict_ms(n, 1000))
+        assert restored.predict_ms(n, 1000) == pytest.approx(model.predict_ms(n, 1000))
 
 
 def test_useful_tokens_are_free_up_to_the_end_of_a_flat_tile() -> None:
@@ -196,7 +196,7 @@ def test_a_chunk_is_the_smallest_that_is_about_as_cheap(at_512: float, chunk: in
 _VERBS = (Save(0, 0, 64, 1), Restore(1, 2, 0, 36), Close(0))
 
 
-def test_the_price_of_copies_follows_what_they_take_and_other_verbs_cost_and_teach_nothing() -> None:
+def test_the_price_of_copies_follows_their_time_and_other_verbs_cost_and_teach_nothing() -> None:
     price = CopyPrice()
     for _ in range(100):
         price.learn(_VERBS, 50.0)
@@ -205,7 +205,7 @@ def test_the_price_of_copies_follows_what_they_take_and_other_verbs_cost_and_tea
     assert price.predict_ms((Close(0),)) == 0.0
 
 
-def costs() -> LearnedCosts:
+def new_costs() -> LearnedCosts:
     return LearnedCosts(TokenCost(), max_tokens=64, fills_tiles=False)
 
 
@@ -213,51 +213,51 @@ def step(adapter: str | None = None) -> Step:
     return Step(spans=(Span(0, 0, (1,) * 10, sample=True),), adapter=adapter)
 
 
-def computed(costs: LearnedCosts, one: Step, elapsed_ms: float, drafting_ms: float = 0.0) -> float | None:
+def learn_step(costs: LearnedCosts, one: Step, elapsed_ms: float, drafting_ms: float = 0.0) -> float | None:
     result = StepResult(drafting_ms=drafting_ms)
-    told = costs.learn(one, result, size=10, attended=0, elapsed_ms=elapsed_ms)
+    learned_ms = costs.learn(one, result, size=10, attended=0, elapsed_ms=elapsed_ms)
     costs.executed(one)
-    return told
+    return learned_ms
 
 
-def test_the_model_learns_from_steps_without_an_adapter_what_they_took_without_drafting() -> None:
-    found = costs()
-    assert computed(found, step(), 25.0, drafting_ms=5.0) == 15.0
-    assert found.model.learned == [(10, 20.0)]  # type: ignore[attr-defined]
+def test_the_model_learns_the_time_of_steps_without_an_adapter_except_for_drafting() -> None:
+    costs = new_costs()
+    assert learn_step(costs, step(), 25.0, drafting_ms=5.0) == 15.0
+    assert costs.model.learned == [(10, 20.0)]  # type: ignore[attr-defined]
 
 
-def test_a_step_that_switches_teaches_only_what_a_switch_takes() -> None:
-    found = costs()
-    before_ms, predicted_ms = found.switch_ms, found.predict_ms(step("one"), 0)
-    assert predicted_ms == pytest.approx(found.of("one").predict_ms(10) + before_ms)
-    assert computed(found, step("one"), predicted_ms + 10.0) is None
-    assert found.switch_ms > before_ms
-    assert found.predict_ms(step("one"), 0) == pytest.approx(found.of("one").predict_ms(10))
-    assert found.model.learned == []  # type: ignore[attr-defined]
+def test_a_step_that_switches_adapters_teaches_only_the_time_of_a_switch() -> None:
+    costs = new_costs()
+    before_ms, predicted_ms = costs.switch_ms, costs.predict_ms(step("one"), 0)
+    assert predicted_ms == pytest.approx(costs.of("one").predict_ms(10) + before_ms)
+    assert learn_step(costs, step("one"), predicted_ms + 10.0) is None
+    assert costs.switch_ms > before_ms
+    assert costs.predict_ms(step("one"), 0) == pytest.approx(costs.of("one").predict_ms(10))
+    assert costs.model.learned == []  # type: ignore[attr-defined]
 
 
 def test_each_adapter_learns_for_itself() -> None:
-    found = costs()
+    costs = new_costs()
     for _ in range(30):
-        computed(found, step("one"), 30.0)
-    assert found.prices("one").cost.predict_ms(10) == pytest.approx(30.0, rel=0.01)
-    assert found.prices("two").cost.predict_ms(10) < 12
-    assert found.prices(None).cost.predict_ms(10) == 10
-    found.forget_adapter("one")
-    assert found.of("one").predict_ms(10) < 12
+        learn_step(costs, step("one"), 30.0)
+    assert costs.prices("one").cost.predict_ms(10) == pytest.approx(30.0, rel=0.01)
+    assert costs.prices("two").cost.predict_ms(10) < 12
+    assert costs.prices(None).cost.predict_ms(10) == 10
+    costs.forget_adapter("one")
+    assert costs.of("one").predict_ms(10) < 12
 
 
-def test_a_model_that_is_replaced_is_that_of_all_adapters() -> None:
-    found = costs()
-    found.of("one")
-    found.model = TokenCost(step_ms=100)
-    assert found.of("one").predict_ms(10) > 100
+def test_a_new_model_replaces_the_costs_of_all_adapters() -> None:
+    costs = new_costs()
+    costs.of("one")
+    costs.model = TokenCost(step_ms=100)
+    assert costs.of("one").predict_ms(10) > 100
 
 
 def test_a_step_that_computes_nothing_switches_nothing_and_costs_the_time_of_copies() -> None:
-    found, copies = costs(), Step(verbs=(Save(0, 0, 1000, 1),))
-    found.executed(Step(adapter="one"))
-    assert found.predict_ms(step(), 0) == 10
+    costs, copies = new_costs(), Step(verbs=(Save(0, 0, 1000, 1),))
+    costs.executed(Step(adapter="one"))
+    assert costs.predict_ms(step(), 0) == 10
     for _ in range(60):
-        found.learn_copying(copies, StepResult(verbs_ms=50.0))
-    assert found.predict_ms(copies, 0) == pytest.approx(50.0, rel=0.01)
+        costs.learn_copying(copies, StepResult(verbs_ms=50.0))
+    assert costs.predict_ms(copies, 0) == pytest.approx(50.0, rel=0.01)

@@ -1,4 +1,4 @@
-"""Drafts by lookup, and what is compared of steps with drafts."""
+"""Drafts by lookup, and the comparison of steps with and without drafts."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def foreseen(tokens: list[int], limit: int = 4) -> list[int]:
 
 
 FORESEEN = {
-    "what stood behind the same tokens": ([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3], [4, 5, 6, 7]),
-    "too short a match says nothing": ([1, 2, 3, 4, 9, 3], []),
-    "nor do two tokens": ([1, 2], []),
+    "tokens that followed the same tokens": ([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3], [4, 5, 6, 7]),
+    "a match that is too short predicts no token": ([1, 2, 3, 4, 9, 3], []),
+    "two tokens predict no token": ([1, 2], []),
     "the longest match wins": ([7, 1, 2, 3, 5, 1, 2, 3, 6, 7, 1, 2, 3], [5]),
-    "of equals the latest": ([1, 2, 3, 5, 1, 2, 3, 6, 1, 2, 3], [6]),
-    "what repeats itself goes on": ([1, 2, 1, 2, 1, 2], [1, 2, 1, 2, 1]),
-    "a single token too": ([4, 4, 4, 4], [4, 4, 4]),
-    "tokens whose bytes overlap are no match": ([1 << 8, 2 << 8, 3 << 8, 4 << 8, 5, 1, 2, 3], []),
+    "the latest of equal matches wins": ([1, 2, 3, 5, 1, 2, 3, 6, 1, 2, 3], [6]),
+    "a repeated passage continues": ([1, 2, 1, 2, 1, 2], [1, 2, 1, 2, 1]),
+    "a repeated token continues": ([4, 4, 4, 4], [4, 4, 4]),
+    "tokens whose bytes overlap do not match": ([1 << 8, 2 << 8, 3 << 8, 4 << 8, 5, 1, 2, 3], []),
 }
 
 
 @pytest.mark.parametrize("name", FORESEEN)
-def test_what_is_foreseen(name: str) -> None:
+def test_foreseen_tokens(name: str) -> None:
     tokens, expected = FORESEEN[name]
     assert foreseen(tokens, len(expected) or 4) == expected
 
 
-def test_a_place_is_kept_while_it_is_right() -> None:
+def test_a_matched_place_stays_while_it_is_right() -> None:
     lookup, tokens = PromptLookup(), [1, 2, 3, 4, 5, 6, 1, 2, 3]
     assert lookup.follow(tokens) == []
     tokens += [4, 5]
@@ -50,11 +50,11 @@ def test_a_place_is_kept_while_it_is_right() -> None:
 
 
 @given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(1, 9), max_size=20))
-def test_a_place_always_reads_as_the_end_does(tokens: list[int], cuts: list[int]) -> None:
-    lookup, known = PromptLookup(), 0
+def test_the_matched_place_reads_as_the_end_of_the_text(tokens: list[int], cuts: list[int]) -> None:
+    lookup, length = PromptLookup(), 0
     for cut in [*cuts, 60]:
-        known += cut
-        guesses = lookup.follow(tokens[:known])
+        length += cut
+        guesses = lookup.follow(tokens[:length])
         assert all(guess.match >= MIN_MATCH for guess in guesses)
     (next_one, *_) = [*lookup.foreseen(1), None]
     ends = [i for i in range(MIN_MATCH, len(tokens)) if tokens[i - MIN_MATCH : i] == tokens[-MIN_MATCH:]]
@@ -74,21 +74,21 @@ def test_no_token_that_ends_the_output_is_drafted() -> None:
     assert drafter.draft(sequence(1, 2, 3, END, 5, 1, 2, 3), 8).tokens == ()
 
 
-def test_chances_follow_what_came() -> None:
+def test_chances_follow_the_outcomes() -> None:
     drafter, quote = LookupDrafter(frozenset()), list(range(100, 200))
     good, bad = sequence(*quote, *quote[:3]), sequence(*quote, *quote[:3])
-    at_first = drafter.draft(good, 8)
-    assert drafter.draft(bad, 8) == at_first
-    assert list(at_first.chances) == sorted(at_first.chances)
+    initial = drafter.draft(good, 8)
+    assert drafter.draft(bad, 8) == initial
+    assert list(initial.chances) == sorted(initial.chances)
     good.tokens += quote[3:60]
     for number in range(10):
         bad.tokens += [500 + number, *quote[:3]]
         drafter.draft(bad, 8)
     assert drafter.draft(good, 8).chances[0] > 0.9
-    assert drafter.draft(bad, 8).chances[0] < at_first.chances[0]
+    assert drafter.draft(bad, 8).chances[0] < initial.chances[0]
 
 
-def test_a_newcomer_leans_on_what_others_have_seen() -> None:
+def test_a_new_sequence_begins_with_the_chances_of_others() -> None:
     drafter, quote = LookupDrafter(frozenset()), list(range(100, 200))
     before = drafter.draft(sequence(*quote, *quote[:3]), 1).chances
     for _ in range(20):
@@ -119,7 +119,7 @@ def learn(gains: DraftGains, kind: DraftingKind, *steps: ComparedStep, times: in
     return times
 
 
-def test_what_gains_is_kept_and_one_large_gain_makes_up_for_many_small_losses() -> None:
+def test_drafts_that_gain_continue_and_one_large_gain_makes_up_for_many_small_losses() -> None:
     """The sum of the times counts, not the number of gains and losses."""
     gains = DraftGains()
     win, loss = step(20.0, 11), step(20.0)
@@ -128,7 +128,7 @@ def test_what_gains_is_kept_and_one_large_gain_makes_up_for_many_small_losses() 
     assert learn(gains, BY_MODEL, win, *[loss] * 15, times=100) < 100
 
 
-def test_what_loses_is_left_after_a_trial_and_tried_again_ever_later() -> None:
+def test_drafts_that_lose_pause_after_a_trial_longer_each_time() -> None:
     gains, pauses = DraftGains(), []
     for _ in range(8):
         assert learn(gains, QUOTES, step(11.0), times=100) == 32
@@ -141,7 +141,7 @@ def test_what_loses_is_left_after_a_trial_and_tried_again_ever_later() -> None:
 
 
 def test_a_clear_loss_ends_its_trial_early_and_a_large_one_pauses_longer() -> None:
-    """A pause is a hundred times as long as what its trial has lost, also by the reading of prompts."""
+    """A pause is a hundred times as long as the loss of its trial, reading of prompts included."""
     for loss_ms, charged_ms, pause_s in ((10.0, 0.0, 10), (1000.0, 0.0, 800), (10.0, 400.0, 48)):
         gains = DraftGains()
         gains.charge(BY_MODEL, charged_ms)
@@ -167,7 +167,7 @@ def test_a_gain_makes_the_next_pause_short_again() -> None:
     assert gains.allows(QUOTES)
 
 
-def test_kinds_of_steps_are_apart() -> None:
+def test_kinds_of_steps_pause_separately() -> None:
     gains = DraftGains()
     learn(gains, BY_MODEL, step(20.0), times=32)
     assert not gains.allows(BY_MODEL)
@@ -177,8 +177,8 @@ def test_kinds_of_steps_are_apart() -> None:
     assert four == seven != eight
 
 
-def test_steps_without_drafts_say_what_would_have_been() -> None:
-    """They are slower than predicted, so drafts that keep their promise gain."""
+def test_steps_without_drafts_correct_their_predicted_time() -> None:
+    """Drafts are a gain if plain steps turn out slower than predicted."""
     for plain_elapsed_ms, gain in ((10.0, False), (25.0, True)):
         gains = DraftGains()
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""Which inputs of which requests a step computes."""
+"""Inputs that a step takes from the queue of embedding requests."""
 
 from __future__ import annotations
 
@@ -30,50 +30,50 @@ def queue(*requests: EmbedRequest, floor: float = 0.1) -> EmbedQueue:
     return waiting
 
 
-def told(parts: list[EmbedPart]) -> list[tuple[str, int, int]]:
+def ranges(parts: list[EmbedPart]) -> list[tuple[str, int, int]]:
     return [(part.pending.request.id, part.first, part.count) for part in parts]
 
 
-def steps(waiting: EmbedQueue, capacity: EmbedCapacity = CAPACITY) -> list[list[tuple[str, int, int]]]:
-    found = []
+def compose_all(waiting: EmbedQueue, capacity: EmbedCapacity = CAPACITY) -> list[list[tuple[str, int, int]]]:
+    steps = []
     while len(waiting):
         parts = waiting.compose(capacity)
-        found.append(told(parts))
+        steps.append(ranges(parts))
         waiting.computed(parts)
-    return found
+    return steps
 
 
 PACKED = {
     "up to the budget": ([embed("a", *[10] * 7)], [[("a", 0, 5)], [("a", 5, 2)]]),
-    "of many requests": ([embed(name, 10) for name in "abcd"], [[(name, 0, 1) for name in "abcd"]]),
-    "as many as sequences": ([embed("a", *[1] * 10)], [[("a", 0, 8)], [("a", 8, 2)]]),
-    "one beyond the budget is alone": ([embed("a", 90, 10, 90)], [[("a", n, 1)] for n in range(3)]),
+    "from several requests": ([embed(name, 10) for name in "abcd"], [[(name, 0, 1) for name in "abcd"]]),
+    "up to the number of sequences": ([embed("a", *[1] * 10)], [[("a", 0, 8)], [("a", 8, 2)]]),
+    "an input beyond the budget is alone": ([embed("a", 90, 10, 90)], [[("a", n, 1)] for n in range(3)]),
 }
 
 
 @pytest.mark.parametrize("name", PACKED)
 def test_inputs_are_packed(name: str) -> None:
     requests, expected = PACKED[name]
-    assert steps(queue(*requests)) == expected
+    assert compose_all(queue(*requests)) == expected
 
 
-def test_what_a_dead_engine_had_computed_is_left_out() -> None:
+def test_inputs_that_a_dead_engine_has_computed_are_left_out() -> None:
     waiting = EmbedQueue(batch_floor=0.1)
     waiting.add(embed("a", 10, 10, 10), 2)
-    assert steps(waiting) == [[("a", 2, 1)]]
+    assert compose_all(waiting) == [[("a", 2, 1)]]
 
 
 def test_a_short_request_does_not_wait_for_the_whole_of_a_long_one() -> None:
     waiting = queue(embed("long", *[10] * 100))
     waiting.computed(waiting.compose(CAPACITY))
     waiting.add(embed("short", 10, client="other"), 0)
-    assert ("short", 0, 1) in told(waiting.compose(CAPACITY))
+    assert ("short", 0, 1) in ranges(waiting.compose(CAPACITY))
 
 
 def test_groups_clients_and_their_requests_take_turns() -> None:
     long = [embed(name, *[10] * 100, client=name, group="here") for name in "ab"]
     requests = [*long, embed("short", 10, client="a", group="here"), embed("one", 10, 10, group="there")]
-    assert told(queue(*requests).compose(CAPACITY)) == [
+    assert ranges(queue(*requests).compose(CAPACITY)) == [
         ("a", 0, 1),
         ("one", 0, 2),
         ("b", 0, 1),
@@ -83,7 +83,7 @@ def test_groups_clients_and_their_requests_take_turns() -> None:
 
 def test_interactive_inputs_go_first_and_batch_fills_up() -> None:
     waiting = queue(embed("b", *[10] * 9, priority=Priority.BATCH), embed("i", 10, 10))
-    assert told(waiting.compose(CAPACITY)) == [("i", 0, 2), ("b", 0, 3)]
+    assert ranges(waiting.compose(CAPACITY)) == [("i", 0, 2), ("b", 0, 3)]
 
 
 @pytest.mark.parametrize("length", [5, 30, 80])
@@ -98,7 +98,7 @@ def test_batch_work_keeps_its_share_beside_endless_interactive_work(length: int)
     assert 0.15 < tokens["b"] / tokens.total() < 0.3
 
 
-def test_removing_and_the_best_priority() -> None:
+def test_the_best_priority_follows_removals() -> None:
     waiting = queue(embed("b", 1, priority=Priority.BATCH), embed("i", 1))
     for best, name in ((Priority.INTERACTIVE, "i"), (Priority.BATCH, "b")):
         assert waiting.best_priority is best
@@ -108,7 +108,7 @@ def test_removing_and_the_best_priority() -> None:
     assert waiting.compose(CAPACITY) == []
 
 
-def test_those_who_wait_are_told_in_the_order_in_which_they_begin() -> None:
+def test_waiting_requests_are_listed_in_the_order_of_their_start() -> None:
     of_x = [embed("x1", 1, client="x"), embed("x2", 1, client="x")]
     waiting = queue(embed("b", 1, priority=Priority.BATCH), *of_x, embed("y", 1, client="y"))
     assert [one.request.id for one in waiting.waiting] == ["x1", "y", "x2", "b"]
@@ -128,9 +128,9 @@ def test_those_who_wait_are_told_in_the_order_in_which_they_begin() -> None:
     st.sampled_from([0.0, 0.1, 0.5]),
 )
 def test_every_input_is_computed_once_and_in_order(
-    described: list[tuple[list[int], str, Priority]], budget: int, floor: float
+    specs: list[tuple[list[int], str, Priority]], budget: int, floor: float
 ) -> None:
-    requests = [embed(str(n), *lengths, client=c, priority=p) for n, (lengths, c, p) in enumerate(described)]
+    requests = [embed(str(n), *lengths, client=c, priority=p) for n, (lengths, c, p) in enumerate(specs)]
     capacity = CAPACITY._replace(budget_tokens=budget)
     waiting, done = queue(*requests, floor=floor), dict.fromkeys((r.id for r in requests), 0)
     for _ in range(math.ceil(sum(len(r.inputs) for r in requests)) + 1):

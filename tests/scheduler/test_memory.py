@@ -1,4 +1,4 @@
-"""The ledger's books, and the prefix cache's index: what matches, what is kept, what goes."""
+"""Block counts of the ledger; matching, storage and eviction in the prefix cache's index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes
 
 
 def ledger_of(*tokens: int) -> KVLedger:
-    """Four blocks of 16 tokens, of which the slots hold those for so many tokens."""
+    """Return a ledger of four blocks of 16 tokens, whose slots hold these numbers of tokens."""
     ledger = KVLedger(num_blocks=4, block_size=16)
     for slot, count in enumerate(tokens):
         ledger.grow(slot, count)
@@ -36,21 +36,21 @@ def test_room_counts_own_and_free_blocks_and_freeing_gives_everything_back_once(
     assert ledger.num_free == 4
 
 
-def test_what_would_be_our_bug_is_found() -> None:
-    for wrong, said in (
+def test_a_bug_of_the_caller_raises() -> None:
+    for wrong, message in (
         (lambda: ledger_of().grow(0, 65), "needs 5 blocks"),
         (lambda: ledger_of(1).check({}), "not running"),
         (lambda: ledger_of(1).check({0: 17}), "too little"),
         (lambda: ledger_of(16, 16).share(0, 1, 16), "already"),
     ):
-        with pytest.raises(AssertionError, match=said):
+        with pytest.raises(AssertionError, match=message):
             wrong()
 
 
 def test_shared_blocks_are_counted_once_and_freed_by_the_last() -> None:
     ledger = ledger_of(20)
     ledger.share(0, 1, 15)
-    assert ledger.num_shared == 0, "a block that is not whole is not shared"
+    assert ledger.num_shared == 0, "a partial block is not shared"
     ledger = KVLedger(num_blocks=8)
     ledger.grow(0, 40)
     ledger.share(0, 1, 40)
@@ -64,11 +64,11 @@ def test_shared_blocks_are_counted_once_and_freed_by_the_last() -> None:
 
 
 def text(*blocks: int, extra: int = 0) -> tuple[int, ...]:
-    """Whole blocks, each of one repeated token, then `extra` more of token 9."""
+    """Return whole blocks, each of one repeated token, and then `extra` tokens 9."""
     return tuple(token for token in blocks for _ in range(B)) + (9,) * extra
 
 
-def holding(capacity: int, *texts: tuple[int, ...]) -> SavedPrefixes:
+def cache_of(capacity: int, *texts: tuple[int, ...]) -> SavedPrefixes:
     cache = SavedPrefixes(capacity)
     for each in texts:
         cache.insert(each, "")
@@ -88,7 +88,7 @@ def test_a_text_is_kept_to_its_last_token() -> None:
 
 
 def test_a_longer_last_block_takes_the_place_of_the_one_that_it_begins_with() -> None:
-    cache = holding(9, text(1, extra=10))
+    cache = cache_of(9, text(1, extra=10))
     assert cache.insert(text(1, extra=5), "").saved == (), "the longer one begins with it"
     grown = cache.insert(text(1, extra=30), "")
     assert (grown.saved, grown.dropped) == (((2, B, B + 30),), (1,))
@@ -99,8 +99,8 @@ def test_a_longer_last_block_takes_the_place_of_the_one_that_it_begins_with() ->
     cache.check()
 
 
-def test_a_last_block_that_parts_from_another_or_is_pinned_stays_beside_it() -> None:
-    cache = holding(9, (1,) * 20 + (2,))
+def test_a_last_block_that_differs_from_another_or_is_pinned_stays_beside_it() -> None:
+    cache = cache_of(9, (1,) * 20 + (2,))
     assert cache.insert((1,) * 20 + (3,), "").dropped == ()
     assert found(cache, (1,) * 20 + (2,)) == found(cache, (1,) * 20 + (3,)) == 21
     cache = SavedPrefixes(9)
@@ -111,21 +111,21 @@ def test_a_last_block_that_parts_from_another_or_is_pinned_stays_beside_it() -> 
 
 
 def test_a_block_matches_in_part_to_the_token_the_longest_among_several_up_to_the_limit() -> None:
-    cache = holding(4, text(1, 2))
+    cache = cache_of(4, text(1, 2))
     tokens = text(1) + (2,) * 17 + (5,) * 40
     assert cache.match(tokens, "", len(tokens)) == PrefixMatch((0,), 1, 17)
     assert cache.match(text(1, 2), "", 2 * B - 1) == PrefixMatch((0,), 1, B - 1)
-    several = holding(9, *((1,) * n + (2,) * (B - n) for n in (10, 20, 30)))
+    several = cache_of(9, *((1,) * n + (2,) * (B - n) for n in (10, 20, 30)))
     assert found(several, (1,) * 25 + (7,) * 50) == 25
     assert found(several, (1,) * 20 + (3,) * 50) == 20
 
 
-def test_the_least_recently_used_leaf_goes_first_and_the_end_of_a_chain() -> None:
-    cache = holding(3, text(1, 2), text(3))
+def test_the_least_recently_used_leaf_and_the_end_of_a_chain_are_evicted_first() -> None:
+    cache = cache_of(3, text(1, 2), text(3))
     cache.use(text(1, 2), "")
     assert cache.insert(text(4), "").dropped == (2,)
     assert found(cache, text(1, 2)) == 2 * B
-    chain = holding(3, text(1, 2, 3))
+    chain = cache_of(3, text(1, 2, 3))
     assert chain.insert(text(4), "").dropped == (2,)
     assert found(chain, text(1, 2, 3)) == 2 * B
 
@@ -139,22 +139,22 @@ def test_pinned_blocks_stay() -> None:
     assert (len(cache.clear()), len(cache)) == (1, 1)
 
 
-def test_what_is_exported_is_adopted_as_far_as_it_fits() -> None:
+def test_exported_blocks_are_adopted_as_far_as_they_fit() -> None:
     cache = SavedPrefixes(9)
     cache.insert(text(1, 2, extra=7), "a")
     cache.insert(text(1, 5), "b")
-    for capacity, kept in ((9, 5), (2, 2), (0, 0)):
+    for capacity, num_adopted in ((9, 5), (2, 2), (0, 0)):
         other = SavedPrefixes(capacity)
         refused = other.adopt(cache.export())
         other.check()
-        assert (len(other), len(refused)) == (kept, 5 - kept)
+        assert (len(other), len(refused)) == (num_adopted, 5 - num_adopted)
     whole = SavedPrefixes(9)
     whole.adopt(cache.export())
     assert found(whole, text(1, 2, extra=7), "a") == 2 * B + 7
     assert whole.insert(text(7), "a").saved[0][0] == 5
 
 
-def test_what_does_not_follow_whole_blocks_is_not_adopted() -> None:
+def test_a_block_that_does_not_follow_whole_blocks_is_not_adopted() -> None:
     whole, part, behind = text(1), text(2)[:10], text(3)
     blocks = [SavedBlock(0, None, "", whole), SavedBlock(1, 0, "", part), SavedBlock(2, 1, "", behind)]
     cache = SavedPrefixes(9)
@@ -171,7 +171,7 @@ INSERTS = st.tuples(
 
 
 @given(st.lists(INSERTS, max_size=25), st.integers(0, 12), st.booleans())
-def test_the_cache_agrees_with_what_was_saved_and_dropped(
+def test_the_cache_agrees_with_its_saved_and_dropped_blocks(
     inserts: list[tuple[list[int], int, str, bool]], capacity: int, is_stateful: bool
 ) -> None:
     cache = SavedPrefixes(capacity)
@@ -192,9 +192,9 @@ def test_the_cache_agrees_with_what_was_saved_and_dropped(
         cache.check()
         assert (len(cache), cache.totals.cache_states) == (len(blocks), len(states))
         match = cache.match(tokens, namespace, len(tokens))
-        begun = [len(t) for n, t in states.values() if n == namespace and t == tokens[: len(t)]]
+        prefix_lengths = [len(t) for n, t in states.values() if n == namespace and t == tokens[: len(t)]]
         if is_stateful:
-            assert match.num_tokens == max(begun, default=0)
+            assert match.num_tokens == max(prefix_lengths, default=0)
         else:
             assert len(blocks) <= capacity
             assert match.num_tokens == len(tokens) or len(blocks) == capacity

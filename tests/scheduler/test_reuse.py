@@ -26,7 +26,7 @@ CACHED: dict[str, tuple[dict[str, int], list[GenerationRequest], dict[str, int]]
         {}, [*(prefixed(name, 150) for name in "ab"), prefixed("c", 150, own=0)],
         {"a": 0, "b": 150, "c": 149}),
     "namespaces share nothing": ({}, IN_NAMESPACES, {"a": 0, "b": 0, "c": 0}),
-    "nobody shares where that is off": ({"reuses": False}, ABC, {"a": 0, "b": 0, "c": 0}),
+    "no request shares where reuse is off": ({"reuses": False}, ABC, {"a": 0, "b": 0, "c": 0}),
     "shared cells and saved blocks are combined": (
         {"kv_tokens": 2048, "idle": 512},
         [LONG, prefixed("short", 100, own=3, output=40), request("again", tokens=(*LONG.tokens, 9, 9))],
@@ -38,7 +38,7 @@ CACHED: dict[str, tuple[dict[str, int], list[GenerationRequest], dict[str, int]]
 
 @pytest.mark.parametrize("name", CACHED)
 def test_tokens_that_were_computed_before(name: str) -> None:
-    """The last but one request is still running when the last one comes."""
+    """The last but one request is still running when the last one arrives."""
     options, (*first, running, last), cached = CACHED[name]
     driver = Driver(**{"cache_blocks": 40, "idle": 256, **options})
     for one in first:
@@ -56,13 +56,13 @@ def test_the_next_turn_of_a_conversation_reuses_the_answer_too() -> None:
     assert driver.cached["b"] == 60 + 79, "the answer's last token was drawn, but never computed"
 
 
-def test_only_who_waits_for_a_long_prefix_waits() -> None:
+def test_a_request_waits_only_for_a_long_shared_prefix() -> None:
     step = Driver(idle=64).step(prefixed("a", 300), prefixed("b", 300), request("other", prompt=20))
     assert step.keys() == {"a", "other"}
     assert Driver(idle=64).step(prefixed("a", 30, own=200), prefixed("b", 30, own=5)).keys() == {"a", "b"}
 
 
-def test_interactive_does_not_wait_for_a_prefix_that_batch_work_computes() -> None:
+def test_an_interactive_request_does_not_wait_for_a_prefix_of_batch_work() -> None:
     driver = Driver(idle=64)
     driver.step(prefixed("b", 300, priority=BATCH))
     assert "i" in driver.step(prefixed("i", 300))
@@ -77,12 +77,12 @@ def test_choices_of_one_prompt_fork_after_its_prefill() -> None:
     assert [driver.cached[f"a/{i}"] for i in range(4)] == [0, 99, 99, 99]
 
 
-def test_a_released_sequence_comes_back_from_the_cache() -> None:
+def test_a_preempted_sequence_is_restored_from_the_cache() -> None:
     driver = Driver(slots=1, cache_blocks=20, idle=256)
     driver.step(request("b", prompt=200, output=30, priority=BATCH))
     driver.step()
     driver.run(request("i"))
-    assert driver.backend.num_computed == 200 + 29 + 4 + 3, "nothing was computed twice"
+    assert driver.backend.num_computed == 200 + 29 + 4 + 3, "no token was computed twice"
     assert driver.cached["b"] == 0
 
 

@@ -1,4 +1,4 @@
-"""Stories about who computes what, when, and who lives."""
+"""Stories about admission, preemption and the end of requests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.scheduler.driver import FAULTY, Driver, KnowingDrafter, SilentDrafter
 BATCH = Priority.BATCH
 
 
-def test_a_sequence_in_which_something_goes_wrong_leaves_the_books_in_order() -> None:
-    """The driver compares them with the cells after each step."""
+def test_a_sequence_that_fails_leaves_the_ledger_consistent() -> None:
+    """The driver compares the ledger with the cells after each step."""
     driver = Driver(decoding=16, idle=64, cache_blocks=8, drafter=KnowingDrafter())
     forced = Constraint(grammar="??" + chr(FAULTY - 2) + "??")
     good = [request(f"good{i}", prompt=30, output=20) for i in range(3)]
@@ -39,13 +39,13 @@ def test_many_decoding_sequences_leave_a_tile_for_a_newcomer() -> None:
     ("policy", "names", "finished"),
     [(PriorityPolicy(), "Bi", "iB"), (PriorityPolicy(), "abc", "abc"), (FifoPolicy(), "Bi", "Bi")],
 )
-def test_who_is_admitted_first(policy: PriorityPolicy, names: str, finished: str) -> None:
+def test_admission_follows_the_policy(policy: PriorityPolicy, names: str, finished: str) -> None:
     driver = Driver(slots=1, policy=policy)
     driver.run(*(request(name, priority=Priority(name.isupper())) for name in names))
     assert driver.finished == list(finished)
 
 
-def test_batch_is_not_released_where_that_would_not_help() -> None:
+def test_batch_work_is_not_preempted_where_that_would_not_help() -> None:
     driver = Driver(slots=2, kv_tokens=256)
     driver.step(request("i", prompt=100, output=100), request("b", prompt=16, output=16, priority=BATCH))
     driver.step()
@@ -71,7 +71,7 @@ KINDS = st.sampled_from(["submit", "submit", "step", "step", "step", "cancel", "
 ACTIONS = st.tuples(KINDS, st.integers(1, 150), st.integers(0, 60), st.booleans(), st.booleans())
 
 
-def asked_by(number: int, action: Action, num_adapters: int) -> GenerationRequest:
+def request_of(number: int, action: Action, num_adapters: int) -> GenerationRequest:
     _, prompt, output, is_batch, is_kin = action
     one = request(
         f"r{number}",
@@ -125,7 +125,7 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     num_adapters: int,
     snapshots: int | None,
 ) -> None:
-    """`snapshots`: of a memory with a state; None: there is none."""
+    """`snapshots` is None for a memory without a state."""
     stateful = snapshots is not None
     driver = Driver(
         slots=slots,
@@ -140,16 +140,16 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
         stateful=stateful,
         snapshots=snapshots or 0,
     )
-    asked = {}
+    requests = {}
     cancelled = set()
     for number, action in enumerate(script):
         kind = action[0]
         if kind == "submit":
-            one = asked_by(number, action, num_adapters)
-            asked[one.id] = one
+            one = request_of(number, action, num_adapters)
+            requests[one.id] = one
             driver.submit(one)
-        elif kind == "cancel" and asked:
-            name = sorted(asked)[action[1] % len(asked)]
+        elif kind == "cancel" and requests:
+            name = sorted(requests)[action[1] % len(requests)]
             driver.cancel(name)
             cancelled.add(name)
         elif kind == "clear":
@@ -165,40 +165,41 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     assert len(driver.backend.saved_states) == driver.cache.totals.cache_states
     assert driver.cache.totals.cache_bytes <= driver.cache.totals.cache_capacity_bytes
     assert len(driver.finished) == len(set(driver.finished))
-    assert snapshots == 0 or not isinstance(drafter, KnowingDrafter) or set(drafter.forgotten) == set(asked)
-    assert set(driver.finished) - driver.failures.keys() >= set(asked) - cancelled
-    for name in set(asked) - cancelled:
-        assert driver.num_scores[name] == (len(asked[name].tokens) - 1) * asked[name].prompt_logprobs
+    names = set(requests)
+    assert snapshots == 0 or not isinstance(drafter, KnowingDrafter) or set(drafter.forgotten) == names
+    assert set(driver.finished) - driver.failures.keys() >= names - cancelled
+    for name in names - cancelled:
+        assert driver.num_scores[name] == (len(requests[name].tokens) - 1) * requests[name].prompt_logprobs
 
 
-def test_what_verbs_take_is_not_learned_as_the_price_of_tokens() -> None:
+def test_the_time_of_verbs_is_not_learned_as_the_price_of_tokens() -> None:
     driver = Driver(elapsed_ms=lambda step: 7.0)
     driver.backend.verbs_ms = 5.0
     driver.run(request("a", prompt=10, output=2))
     assert {ms for _, ms in driver.cost.learned} == {2.0}
 
 
-def test_they_are_counted_by_priority_until_they_finish() -> None:
+def test_sequences_are_counted_by_priority_until_they_finish() -> None:
     driver = Driver(slots=2)
-    lives = driver.scheduler.sequences
-    assert (len(lives), lives.best_priority) == (0, None)
+    sequences = driver.scheduler.sequences
+    assert (len(sequences), sequences.best_priority) == (0, None)
     driver.submit(request("b", output=9, priority=BATCH), request("i", output=2))
-    assert (len(lives), lives.counts) == (2, ByPriority(1, 1))
-    assert lives.best_priority is Priority.INTERACTIVE
+    assert (len(sequences), sequences.counts) == (2, ByPriority(1, 1))
+    assert sequences.best_priority is Priority.INTERACTIVE
     driver.run_until(lambda: "i" in driver.finished)
-    assert lives.best_priority is BATCH
-    assert lives.get("i") is None
+    assert sequences.best_priority is BATCH
+    assert sequences.get("i") is None
     driver.cancel("b")
-    assert (len(lives), lives.counts) == (0, ByPriority(0, 0))
+    assert (len(sequences), sequences.counts) == (0, ByPriority(0, 0))
 
 
-def test_who_was_released_and_waits_is_told_apart_from_who_waits_for_the_first_time() -> None:
+def test_waiting_sequences_that_were_preempted_are_listed_apart() -> None:
     driver = Driver(slots=4, kv_tokens=128)
     driver.step(request("b", prompt=60, output=60, priority=BATCH))
     driver.step(request("i", prompt=60, output=60), request("j", prompt=60, output=60))
-    lives = driver.scheduler.sequences
-    assert [sequence.request.id for sequence in lives.preempted] == ["b"]
-    assert lives.num_waiting == 2
+    sequences = driver.scheduler.sequences
+    assert [sequence.request.id for sequence in sequences.preempted] == ["b"]
+    assert sequences.num_waiting == 2
 
 
 def test_adapters_are_used_until_the_last_sequence_ends() -> None:
@@ -209,12 +210,12 @@ def test_adapters_are_used_until_the_last_sequence_ends() -> None:
     assert not driver.scheduler.sequences.uses_adapter("one")
 
 
-def test_newcomers_are_those_that_got_a_slot_at_once_and_had_no_step_yet() -> None:
+def test_newcomers_are_sequences_with_a_slot_at_once_and_no_step_yet() -> None:
     driver = Driver(slots=3)
-    lives = driver.scheduler.sequences
+    sequences = driver.scheduler.sequences
     driver.step(request("a", adapter="one", output=20))
-    assert lives.groups_of_newcomers == frozenset()
+    assert sequences.groups_of_newcomers == frozenset()
     driver.submit(request("b", adapter="two"), request("c", output=20, priority=BATCH), request("d"))
-    assert lives.groups_of_newcomers == frozenset(), "nobody has a slot yet"
+    assert sequences.groups_of_newcomers == frozenset(), "no sequence has a slot yet"
     driver.step()
-    assert lives.groups_of_newcomers == frozenset(), "b had its step, and d had to wait for a slot"
+    assert sequences.groups_of_newcomers == frozenset(), "b had its step, and d had to wait for a slot"

@@ -1,4 +1,4 @@
-"""Batch work has a share of slots and time, and no more: whoever comes to talk is never behind it."""
+"""Stories about the share of batch work in slots and time, beyond which interactive work goes first."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.scheduler.driver import Driver, Spans, TokenCost, request
 BATCH = Priority.BATCH
 
 
-def test_without_a_floor_batch_work_has_what_is_left() -> None:
+def test_without_a_floor_batch_work_comes_last() -> None:
     driver = Driver(slots=2, floor=0.0)
     driver.run(request("b", priority=BATCH), *(request(f"i{i}", output=20) for i in range(4)))
     assert driver.finished[-1] == "b"
 
 
-def test_where_people_wait_for_cells_batch_work_takes_none() -> None:
+def test_batch_work_takes_no_cells_while_interactive_work_waits_for_them() -> None:
     driver = Driver(slots=4, kv_tokens=256)
     driver.submit(request("i", prompt=150, output=60), request("j", prompt=150, output=20))
     steps = driver.run(request("b", prompt=20, output=20, priority=BATCH))
@@ -28,17 +28,18 @@ def test_where_people_wait_for_cells_batch_work_takes_none() -> None:
     assert order.index("j") < order.index("b")
 
 
-def test_a_step_that_batch_work_has_saved_for_is_not_thrown_away() -> None:
+def test_a_step_that_batch_work_has_saved_for_may_not_be_interrupted() -> None:
     driver = Driver(slots=4, floor=0.5)
     driver.submit(*(request(f"i{i}", output=60) for i in range(3)), request("b", output=60, priority=BATCH))
     steps = driver.steps(40)
-    turns = [is_so for step, is_so in zip(steps, driver.interruptible, strict=True) if set(step) == {"b"}]
-    assert turns
-    assert not any(turns)
+    paired = zip(steps, driver.interruptible, strict=True)
+    interruptible = [may_interrupt for step, may_interrupt in paired if set(step) == {"b"}]
+    assert interruptible
+    assert not any(interruptible)
 
 
 def test_batch_work_keeps_its_share_beside_prompts_without_end() -> None:
-    """The prompts have answers of one token, so that no interactive sequence ever decodes."""
+    """Answers to the prompts have one token, so that no interactive sequence ever decodes."""
     driver = Driver(slots=10, kv_tokens=8192, decoding=64, idle=128)
     batch = [request(f"b{i}", prompt=50, output=400, priority=BATCH) for i in range(8)]
     driver.submit(*batch)
@@ -67,7 +68,7 @@ def share_of_batch(steps: list[Spans], predicted_ms: list[float]) -> float:
 def test_batch_work_has_its_share_of_any_few_seconds(
     slots: int, floor: float, prompt: int, output: int, batch_prompt: int
 ) -> None:
-    """Interactive work comes without end beside batch work; each step takes some time, as real ones do."""
+    """Interactive requests arrive without end beside batch work. Steps have a fixed cost, as real ones do."""
     cost = TokenCost(step_ms=8)
     driver = Driver(slots=slots, kv_tokens=16384, floor=floor, cost=cost, decoding=40)
     driver.step(*(request(f"b{i}", batch_prompt, 400, BATCH) for i in range(slots)))
@@ -84,7 +85,7 @@ def test_batch_work_has_its_share_of_any_few_seconds(
 SIZES = {"batch": (200, 60), "person": (200, 20), "steps": (10, 1), "wait": (300, 1), "cancel": (20, 1)}
 history = st.lists(
     st.one_of(
-        *(st.tuples(st.just(what), st.integers(1, a), st.integers(1, b)) for what, (a, b) in SIZES.items())
+        *(st.tuples(st.just(kind), st.integers(1, a), st.integers(1, b)) for kind, (a, b) in SIZES.items())
     ),
     max_size=25,
 )
@@ -97,25 +98,24 @@ history = st.lists(
     floor=st.sampled_from([0.0, 0.1, 0.5]),
     policy=st.sampled_from([PriorityPolicy, ShortestFirstPolicy]),
 )
-def test_whatever_has_been_a_newcomer_is_in_the_next_step_or_the_one_after(
+def test_after_any_history_a_newcomer_is_in_one_of_the_next_two_steps(
     history: list[tuple[str, int, int]], slots: int, floor: float, policy: type[PriorityPolicy]
 ) -> None:
-    """This is so where a slot is free for people, or batch work holds one beyond its seats."""
+    """The rule holds where a slot is free for interactive work or batch work holds one beyond its seats."""
     driver = Driver(slots=slots, kv_tokens=4096, floor=floor, policy=policy())
     names: list[str] = []
-    for number, (what, size, output) in enumerate(history):
-        if what in ("batch", "person"):
-            names.append(f"{what}{number}")
-            priority = BATCH if what == "batch" else Priority.INTERACTIVE
+    for number, (kind, size, output) in enumerate(history):
+        if kind in ("batch", "person"):
+            names.append(f"{kind}{number}")
+            priority = BATCH if kind == "batch" else Priority.INTERACTIVE
             driver.submit(request(names[-1], size, output, priority))
-        elif what == "wait":
+        elif kind == "wait":
             driver.now_s += size
-        elif what == "cancel" and names:
+        elif kind == "cancel" and names:
             driver.cancel(names[size % len(names)])
-        elif what == "steps":
+        elif kind == "steps":
             driver.steps(size)
-    people = [name for name in names if name.startswith("person") and name not in driver.finished]
-    alive = [name for name in people if driver.scheduler.sequences.get(name) is not None]
+    alive = [n for n in names if n.startswith("person") and driver.scheduler.sequences.get(n) is not None]
     seats = min(slots - 1, math.ceil(floor * slots))
     reading = [name for name in alive if not driver.outputs[name]]
     if reading or len(alive) >= slots - seats:

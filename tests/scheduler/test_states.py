@@ -1,4 +1,4 @@
-"""Stories about memories with a state: where sequences stop so that others can begin, and what is kept."""
+"""Stories about memories with a state: checkpoints of sequences, and the states that stay in the cache."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def stateful(**more: object) -> Driver:
     return Driver(**{"stateful": True, "cache_bytes": 10_000, "kv_tokens": 8192, "idle": 256, **more})
 
 
-def test_requests_that_come_together_compute_their_beginning_once() -> None:
-    """Without a cache the first one shares the state where it stops."""
+def test_requests_that_arrive_together_compute_their_prefix_once() -> None:
+    """Without a cache the first request shares the state of its checkpoint."""
     for cache_bytes, shared in ((10_000, 1000), (0, 300)):
         driver = stateful(slots=16, cache_bytes=cache_bytes)
         driver.run(*(prefixed(f"r{i}", shared, own=40) for i in range(16)))
@@ -30,7 +30,7 @@ def test_requests_that_come_together_compute_their_beginning_once() -> None:
         assert cache_bytes or not driver.backend.saved_states
 
 
-def test_a_person_behind_hundreds_of_batch_jobs_comes_next() -> None:
+def test_an_interactive_request_behind_hundreds_of_batch_jobs_comes_next() -> None:
     driver = stateful(slots=8, idle=256, decoding=64)
     driver.submit(*(prefixed(f"j{i}", 300, own=20, priority=Priority.BATCH) for i in range(200)))
     driver.steps(30)
@@ -39,20 +39,20 @@ def test_a_person_behind_hundreds_of_batch_jobs_comes_next() -> None:
     assert [name for name, cached in driver.cached.items() if cached == 0] == ["j0", "p"]
 
 
-@pytest.mark.parametrize("asking", [range(30), range(29, -1, -1)])
-def test_stops_that_others_ask_for_are_apart_too(asking: range) -> None:
+@pytest.mark.parametrize("order", [range(30), range(29, -1, -1)])
+def test_checkpoints_for_other_requests_keep_their_distance_too(order: range) -> None:
     driver = stateful(slots=40, kv_tokens=2**15, idle=512)
     long = request("long", prompt=2500)
     driver.step(long)
     sequence = driver.scheduler.sequences.get("long")
-    kin = [request(f"k{i}", tokens=(*long.tokens[: 700 + 10 * i], *range(2, 30))) for i in asking]
+    kin = [request(f"k{i}", tokens=(*long.tokens[: 700 + 10 * i], *range(2, 30))) for i in order]
     driver.step(*kin)
-    assert any(700 <= stop < 990 and stop % 256 for stop in sequence.checkpoints)
-    assert all(later - stop >= BLOCK_TOKENS for stop, later in pairwise(sequence.checkpoints))
+    assert any(700 <= checkpoint < 990 and checkpoint % 256 for checkpoint in sequence.checkpoints)
+    assert all(later - checkpoint >= BLOCK_TOKENS for checkpoint, later in pairwise(sequence.checkpoints))
     driver.run()
 
 
-def test_a_conversation_goes_on_where_its_answer_ended() -> None:
+def test_the_next_turn_of_a_conversation_begins_at_the_end_of_its_answer() -> None:
     driver = stateful()
     tokens = tuple(2 + i % 150 for i in range(200))
     for number in range(20):
@@ -64,14 +64,14 @@ def test_a_conversation_goes_on_where_its_answer_ended() -> None:
 A, LONG = request("a", prompt=200), request("a", prompt=1500)
 THOUGHTS = prefixed("a", 300, own=100, output=80, boundaries=(300, 396))
 CACHED: dict[str, tuple[list[GenerationRequest], list[int]]] = {
-    "two that differ by their last token": ([A, request("b", tokens=(*A.tokens[:-1], 7))], [0, 199]),
-    "thoughts that are left out later cost the answer but not the question": (  # boundary before the answer
+    "prompts that differ by their last token": ([A, request("b", tokens=(*A.tokens[:-1], 7))], [0, 199]),
+    "thoughts that are left out later cost the answer only": (  # boundary before the answer
         [THOUGHTS, request("b", tokens=(*THOUGHTS.tokens[:396], *range(2, 90)))], [0, 396]),
     "the system prompt is found again after one request": (
         [prefixed("a", 300, own=100, boundaries=(300,)), prefixed("b", 300, own=90)], [0, 300]),
-    "who parts where nobody stopped stops there for the next": (
+    "a request that branches off leaves a checkpoint for the next": (
         [prefixed(name, 200, own=50) for name in "abc"], [0, 0, 200]),
-    "a long prompt stops now and then": ([LONG, request("b", tokens=(*LONG.tokens[:1300], 3, 4))], [0, 1280]),
+    "a long prompt has checkpoints": ([LONG, request("b", tokens=(*LONG.tokens[:1300], 3, 4))], [0, 1280]),
 }  # fmt: skip
 
 
@@ -84,21 +84,21 @@ def test_a_request_begins_with_the_state_of_another(name: str) -> None:
     assert list(driver.cached.values()) == cached
 
 
-def test_stops_are_apart_and_before_the_end() -> None:
+def test_checkpoints_keep_their_distance_and_lie_before_the_end() -> None:
     driver = stateful()
     driver.run(request("a", prompt=210, boundaries=(1, 20, 70, 75, 100, 140, 190, 200)))
     driver.run()
     assert {len(tokens) for tokens in driver.backend.saved_states.values()} == {70, 140, 213}
 
 
-def test_little_is_not_worth_a_state() -> None:
+def test_a_short_prompt_is_not_worth_a_state() -> None:
     driver = stateful()
     driver.run(request("a", prompt=12, output=4))
     driver.run()
     assert (driver.backend.saved_states, driver.backend.blocks) == ({}, {})
 
 
-def test_batch_work_goes_on_where_it_was_when_it_is_released() -> None:
+def test_preempted_batch_work_continues_from_its_saved_state() -> None:
     driver = stateful(kv_tokens=512, decoding=64)
     driver.submit(request("b", prompt=300, output=60, priority=Priority.BATCH))
     driver.steps(10)
@@ -108,7 +108,7 @@ def test_batch_work_goes_on_where_it_was_when_it_is_released() -> None:
     assert driver.backend.num_computed < 300 + 60 + 404 + BLOCK_TOKENS
 
 
-def test_an_interrupted_stop_is_made_again() -> None:
+def test_an_interrupted_checkpoint_is_repeated() -> None:
     driver = stateful()
     driver.step(prefixed("a", 300, own=100, boundaries=(300,), priority=Priority.BATCH))
     driver.step(interrupt=True)
@@ -117,7 +117,7 @@ def test_an_interrupted_stop_is_made_again() -> None:
     assert driver.cached["b"] == 300
 
 
-def test_the_state_that_saves_least_for_its_bytes_goes_first() -> None:
+def test_the_state_that_saves_least_for_its_bytes_is_evicted_first() -> None:
     cache = SavedPrefixes(3 * STATE + 40, state_bytes=STATE)
     long, short = text(1, length=1000), text(2, length=80)
     for tokens in (short, long, text(3, length=500), text(4, length=700)):
@@ -126,7 +126,7 @@ def test_the_state_that_saves_least_for_its_bytes_goes_first() -> None:
     cache.check()
 
 
-def test_a_state_within_a_conversation_goes_without_its_cells() -> None:
+def test_a_state_within_a_conversation_is_evicted_without_its_cells() -> None:
     cache = SavedPrefixes(2 * STATE + 20, state_bytes=STATE)
     tokens = text(1, length=640)
     cache.insert(tokens[:128], "")
@@ -137,7 +137,7 @@ def test_a_state_within_a_conversation_goes_without_its_cells() -> None:
     cache.check()
 
 
-def test_what_leads_to_no_state_goes_too_and_what_finds_no_room_is_not_begun() -> None:
+def test_blocks_without_a_state_are_evicted_too_and_an_insertion_without_room_stores_nothing() -> None:
     cache = SavedPrefixes(STATE + 20, state_bytes=STATE)
     cache.insert(text(1, length=640), "")
     assert len(cache.insert(text(2, length=700), "").dropped) == 11
@@ -161,7 +161,7 @@ def text(seed: int, *, length: int) -> tuple[int, ...]:
     return tuple(2 + (seed * 37 + i) % 200 for i in range(length))
 
 
-def test_a_step_is_as_many_passes_as_it_has_lengths() -> None:
+def test_a_step_has_one_pass_for_each_length() -> None:
     assert equal_passes([1, 1, 1]) == (Pass(3, 3),)
     assert equal_passes([1] * 8 + [256]) == (Pass(9, 9), Pass(255, 1))
     assert equal_passes([10, 4, 10]) == (Pass(12, 3), Pass(12, 2))
@@ -174,7 +174,7 @@ def test_prompts_are_read_in_equal_parts() -> None:
 
 
 def test_passes_are_within_the_budget() -> None:
-    """Beside a stream: one pass over the weights for a token of each, one for the rest of the prompt."""
+    """A step has one pass over the weights for a token of each request and one for the rest of the prompt."""
     driver = stateful(cost=TokenCost(step_ms=20.0), decoding=100, idle=400, slots=8)
     driver.submit(request("s", prompt=4, output=50))
     driver.steps(10)

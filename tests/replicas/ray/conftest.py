@@ -8,5 +8,5 @@ import pytest
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """None leaves it to others."""
+    """Return None to leave the decision to other hooks."""
     return ("not slow" in config.option.markexpr and collection_path.name == "test_hooks.py") or None

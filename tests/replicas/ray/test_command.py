@@ -36,7 +36,7 @@ def test_without_ray_one_line_names_the_extra(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_prints_the_file_for_serve_run(tmp_path: Path) -> None:
+def test_the_command_prints_the_file_for_serve_run(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('model = ["demo"]\nport = 8123\n[ray]\nname = "ours"\ningress = "proxy"\n')
     printed = command(str(config), "--print-config").stdout
@@ -48,7 +48,7 @@ def test_it_prints_the_file_for_serve_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[ray]\nreplicas = 0\n", "ray"),
         ("[ray]\nreplicas = 3\nmax_replicas = 2\n", "max_replicas is less than replicas"),
@@ -58,10 +58,10 @@ def test_it_prints_the_file_for_serve_run(tmp_path: Path) -> None:
         ("[ray]\nreplicas = two", "config.toml: Invalid value (at line 2, column 12)"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_an_error_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     config = tmp_path / "config.toml"
     config.write_text(text)
     done = command(str(config), "--print-config")
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The request router and the autoscaling policy as Ray Serve asks them."""
+"""The request router and the autoscaling policy as Ray Serve calls them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from openai_cpu_server.replicas.ray.request_router import EngineRequestRouter
 from openai_cpu_server.replicas.ray.scaling import WaitPolicy, autoscaling_stats, report_of
 from openai_cpu_server.replicas.router import ReplicaReport
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]  # importing Ray takes longer than they do
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]  # importing Ray takes longer than the tests
 
 
 class Router(EngineRequestRouter):
     def __init__(self, *names: str) -> None:
-        self._replicas = {SimpleNamespaceKey(name): None for name in names}
+        self._replicas = {ReplicaKey(name): None for name in names}
 
 
-class SimpleNamespaceKey(SimpleNamespace):
+class ReplicaKey(SimpleNamespace):
     def __init__(self, name: str) -> None:
         super().__init__(unique_id=name)
 
@@ -41,24 +41,24 @@ def pending(to: str) -> SimpleNamespace:
 
 
 def replicas(*names: str) -> list[SimpleNamespace]:
-    return [SimpleNamespace(replica_id=SimpleNamespaceKey(name)) for name in names]
+    return [SimpleNamespace(replica_id=ReplicaKey(name)) for name in names]
 
 
-async def test_a_call_goes_where_it_says_and_tells_its_sender_who_there_is() -> None:
-    told: list[frozenset[str]] = []
+async def test_a_call_goes_to_its_address_and_its_sender_gets_the_names_of_all_replicas() -> None:
+    names: list[frozenset[str]] = []
     router, (one, two) = Router("one", "two"), replicas("one", "two")
-    assert await router.choose_replicas([one, two], pending(ReplicaAddress("two", told.append))) == [[two]]
-    assert told == [{"one", "two"}]
+    assert await router.choose_replicas([one, two], pending(ReplicaAddress("two", names.append))) == [[two]]
+    assert names == [{"one", "two"}]
 
 
 async def test_a_call_to_a_replica_that_is_gone_fails_at_once() -> None:
-    router, asked = Router("one"), pending(ReplicaAddress("gone", lambda _: None))
-    assert (await router.choose_replicas(replicas("one"), asked))[0]
+    router, call = Router("one"), pending(ReplicaAddress("gone", lambda _: None))
+    assert (await router.choose_replicas(replicas("one"), call))[0]
     with pytest.raises(NoSuchReplica):
-        await asked.future
+        await call.future
 
 
-async def test_a_call_to_anybody_goes_to_somebody() -> None:
+async def test_a_call_without_an_address_goes_to_any_replica() -> None:
     assert len((await Router("one").choose_replicas(replicas("one"), pending("")))[0]) == 1
 
 
@@ -67,8 +67,8 @@ IDLE = Forecast(token_ms=1.0)
 
 
 def context(*forecasts: Forecast) -> SimpleNamespace:
-    """What the policy reads of Ray's own: metrics by name and replica, as series of values."""
-    keys = [SimpleNamespaceKey(f"r{number}") for number in range(len(forecasts))]
+    """Return Ray's context for the policy: metrics by name and replica, as series of values."""
+    keys = [ReplicaKey(f"r{number}") for number in range(len(forecasts))]
     metrics: dict[str, dict[object, list[SimpleNamespace]]] = {}
     for key, forecast in zip(keys, forecasts, strict=True):
         for name, value in autoscaling_stats(EngineState.READY, forecast).items():
@@ -82,12 +82,12 @@ def policy() -> WaitPolicy:
     )
 
 
-def test_what_a_replica_tells_arrives_as_it_was() -> None:
-    told = report_of(autoscaling_stats(EngineState.READY, BUSY))
-    assert told == ReplicaReport(state=EngineState.READY, forecast=BUSY)
+def test_the_report_of_a_replica_arrives_unchanged() -> None:
+    report = report_of(autoscaling_stats(EngineState.READY, BUSY))
+    assert report == ReplicaReport(state=EngineState.READY, forecast=BUSY)
     assert report_of(autoscaling_stats(EngineState.LOADING, None)).state is EngineState.LOADING
 
 
-def test_more_are_started_where_interactive_work_waits_and_none_where_nothing_does() -> None:
+def test_replicas_are_added_only_where_interactive_work_waits() -> None:
     assert policy()(context(BUSY))[0] == 2
     assert policy()(context(IDLE, IDLE))[0] == 2

@@ -50,10 +50,10 @@ def stream(
     prompt: str,
     tokens: int,
     model: str = "chaos",
-    came: Callable[[str], object] = lambda text: None,
+    hook: Callable[[str], object] = lambda text: None,
 ) -> str:
     chunks = client.completions.create(model=model, prompt=prompt, max_tokens=tokens, stream=True, **GREEDY)
-    texts = [chunk.choices[0].text for chunk in chunks if chunk.choices and not came(chunk.choices[0].text)]
+    texts = [chunk.choices[0].text for chunk in chunks if chunk.choices and not hook(chunk.choices[0].text)]
     return "".join(texts)
 
 
@@ -62,14 +62,14 @@ def test_streams_survive_their_replica(server: RayServer, client: openai.OpenAI)
     quiet = [stream(client, prompt, 200) for prompt in prompts]
     with ThreadPoolExecutor(6) as readers:
         pieces: list[str] = []
-        disturbed = readers.map(lambda prompt: stream(client, prompt, 200, came=pieces.append), prompts)
+        disturbed = readers.map(lambda prompt: stream(client, prompt, 200, hook=pieces.append), prompts)
         wait_until(lambda: len(pieces) > 20)
         assert server.kill_engine()
     assert list(disturbed) == quiet
     assert ask(server, "GET", "/health").json()["restarts"] >= 1
 
 
-def test_a_client_who_leaves_ends_its_request(server: RayServer) -> None:
+def test_a_client_that_leaves_ends_its_request(server: RayServer) -> None:
     body = {"model": "chaos", "prompt": "x", "max_tokens": 2000, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=DEADLINE_S) as response:
         next(response.iter_lines())
@@ -86,14 +86,14 @@ def test_a_websocket_gets_its_tokens(server: RayServer) -> None:
     assert "response.output_text.delta" in kinds
 
 
-def test_a_batch_runs_once_and_goes_on_after_its_api_replica(
+def test_a_batch_runs_once_and_continues_after_the_death_of_its_api_replica(
     server: RayServer, client: openai.OpenAI
 ) -> None:
     names = [f"row-{number}" for number in range(300)]
-    asked = {"method": "POST", "url": "/v1/completions"}
+    route = {"method": "POST", "url": "/v1/completions"}
     bodies = ({"model": "chaos", "prompt": name, "max_tokens": 40} for name in names)
     lines = (
-        json.dumps({"custom_id": name, **asked, "body": body})
+        json.dumps({"custom_id": name, **route, "body": body})
         for name, body in zip(names, bodies, strict=True)
     )
     rows = "\n".join(lines).encode()
@@ -120,7 +120,7 @@ def test_streams_move_when_fewer_replicas_are_wanted(server: RayServer, client: 
     server.wait_for_replicas(2)
 
 
-def test_routes_that_speak_of_all_replicas(server: RayServer) -> None:
+def test_routes_that_cover_all_replicas(server: RayServer) -> None:
     assert [one["id"] for one in ask(server, "GET", "/v1/models").json()["data"]] == ["chaos"]
     assert ask(server, "GET", "/ready").json()["memory"]["kv_tokens"] > 0
     assert "ocs_" in ask(server, "GET", "/metrics").text
@@ -129,7 +129,7 @@ def test_routes_that_speak_of_all_replicas(server: RayServer) -> None:
     assert ask(server, "POST", "/v1/requests/nobody/cancel").status_code in (404, 405)
 
 
-def test_a_replica_that_cannot_load_is_told_and_the_other_serves(
+def test_a_replica_that_cannot_load_is_reported_and_the_other_serves(
     server: RayServer, client: openai.OpenAI
 ) -> None:
     """The model's file is gone when a killed replica's successor wants to load it."""

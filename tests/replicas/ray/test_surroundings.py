@@ -20,17 +20,17 @@ from openai_cpu_server.replicas.ray.surroundings import (
 
 
 @pytest.fixture(autouse=True)
-def nobody_has_set_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def unset_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*OF_NEW_CLUSTER, *of_replicas()):
-        monkeypatch.setenv(name, "")  # so that it is taken back at the end
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores it at the end
         monkeypatch.delenv(name)
 
 
-def test_engines_are_not_last_in_line() -> None:
+def test_engines_run_at_normal_niceness() -> None:
     assert of_replicas()["RAY_worker_niceness"] == "0"
 
 
-def test_who_sets_one_has_his_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_set_already_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_worker_niceness", "5")
     monkeypatch.setenv("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "2")
     export_settings(OF_NEW_CLUSTER)
@@ -40,11 +40,11 @@ def test_who_sets_one_has_his_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_address_travels_as_a_name() -> None:
-    told: list[frozenset[str]] = []
-    address = ReplicaAddress("two", told.append)
+    notices: list[frozenset[str]] = []
+    address = ReplicaAddress("two", notices.append)
     address.notify(frozenset({"two"}))
     arrived = pickle.loads(pickle.dumps(address))
-    assert (type(arrived), arrived, told) == (str, "two", [{"two"}])
+    assert (type(arrived), arrived, notices) == (str, "two", [{"two"}])
 
 
 NODES = {cpu: cpu // 4 for cpu in range(8)}
@@ -62,11 +62,11 @@ NODES = {cpu: cpu // 4 for cpu in range(8)}
         (1, [], ()),
     ],
 )
-def test_cpus_of_one_node_where_that_has_enough(num: int, free: list[int], chosen: tuple[int, ...]) -> None:
+def test_cpus_are_of_one_node_where_it_has_enough(num: int, free: list[int], chosen: tuple[int, ...]) -> None:
     assert choose_cpus(num, free, NODES) == chosen
 
 
-def test_each_has_its_own_until_it_ends(tmp_path: Path) -> None:
+def test_each_claim_has_its_own_cpus_until_it_is_released(tmp_path: Path) -> None:
     one, two, three = (CpuClaim(tmp_path) for _ in range(3))
     assert one.claim(3, range(8), NODES) == (0, 1, 2)
     assert two.claim(3, range(8), NODES) == (4, 5, 6)
@@ -75,7 +75,7 @@ def test_each_has_its_own_until_it_ends(tmp_path: Path) -> None:
     assert three.claim(3, range(8), NODES) == (0, 1, 2)
 
 
-def test_the_machine_tells_its_nodes(tmp_path: Path) -> None:
+def test_the_nodes_of_the_machine_are_read(tmp_path: Path) -> None:
     for node, cpus in enumerate(["0-2,6\n", "3-5\n", "\n"]):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(cpus)

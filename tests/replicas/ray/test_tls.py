@@ -1,4 +1,4 @@
-"""Connections between replicas with certificates as Ray has them."""
+"""Connections between replicas with Ray's certificates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
 def certificates(folder: Path, name: str) -> Mapping[str, str]:
-    """What Ray's environment says; the certificate is its own authority."""
+    """Return Ray's variables for a new certificate, which is its own authority."""
     key, certificate = str(folder / f"{name}.key"), str(folder / f"{name}.pem")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "1", "-subj", f"/CN={name}"]
     command += ["-nodes", "-keyout", key, "-out", certificate]
@@ -33,8 +33,8 @@ def certificates(folder: Path, name: str) -> Mapping[str, str]:
 async def first_state(there: Mapping[str, str], here: Mapping[str, str]) -> str:
     async with (
         hosting() as host,
-        opened(host, tls=server_tls(there)) as plate,
-        aclosing(link(plate, client_tls(here)).attend("me")) as news,
+        opened(host, tls=server_tls(there)) as door,
+        aclosing(link(door, client_tls(here)).attend("me")) as news,
     ):
         return read_news(await anext(news)).report.state.value
 
@@ -44,13 +44,13 @@ async def test_both_sides_have_the_clusters_certificate(tmp_path: Path) -> None:
     assert await first_state(ours, ours) == "ready"
 
 
-async def test_who_has_another_certificate_or_none_is_not_talked_to(tmp_path: Path) -> None:
+async def test_a_peer_with_another_certificate_or_none_is_refused(tmp_path: Path) -> None:
     ours, others = certificates(tmp_path, "ours"), certificates(tmp_path, "others")
     for wrong in (others, {}):
         with pytest.raises(ReplicaLost):
             await first_state(ours, wrong)
 
 
-def test_without_ray_tls_it_is_plain() -> None:
+def test_connections_are_plain_without_ray_tls() -> None:
     assert server_tls({}) is None
     assert client_tls({"RAY_USE_TLS": "0"}) is None
