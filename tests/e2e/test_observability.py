@@ -18,8 +18,6 @@ from tests.server_process import ServerProcess
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 TRACE = "ab" * 16
-
-
 SPANS, PATHS = list[Span](), set[str]()
 
 
@@ -41,11 +39,8 @@ class Collector(BaseHTTPRequestHandler):
 
 def ask(client: openai.OpenAI, **more: object) -> str:
     """Return the request's id."""
-    params: Any = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "a secret of mine"}],
-        "max_tokens": 5,
-    }
+    messages = [{"role": "user", "content": "a secret of mine"}]
+    params: Any = {"model": "tiny", "messages": messages, "max_tokens": 5}
     params |= {"extra_body": more or {"ignore_eos": True}}
     params |= {"extra_headers": {"traceparent": f"00-{TRACE}-{'cd' * 8}-01"}}
     return str(client.chat.completions.with_raw_response.create(**params).headers["x-request-id"])

@@ -50,9 +50,8 @@ def test_greedy_output_is_the_same_streamed_or_not(client: openai.OpenAI) -> Non
 def test_the_token_that_ends_an_answer_has_a_log_probability_too(client: openai.OpenAI) -> None:
     """Evaluations cut the generated token off an echo. Without its entry they would cut one of the prompt."""
     tokenizer = client.get("/../tokenizer_info", cast_to=dict[str, Any])
-    (end,) = client.post("/../tokenize", body={"content": tokenizer["eos_token"]}, cast_to=dict[str, Any])[
-        "tokens"
-    ]
+    content = {"content": tokenizer["eos_token"]}
+    (end,) = client.post("/../tokenize", body=content, cast_to=dict[str, Any])["tokens"]
     params: Any = {"model": "tiny", "prompt": "the river", "max_tokens": 3, "logprobs": 1, "echo": True}
     params |= {"logit_bias": {str(end): 100}, "temperature": 0}
     whole = client.completions.create(**params)
@@ -64,9 +63,8 @@ def test_the_token_that_ends_an_answer_has_a_log_probability_too(client: openai.
     assert [len(values or ()) for values in lists] == 4 * [expected]
     assert whole.choices[0].text == "the river"
     parts = [chunk.choices[0] for chunk in client.completions.create(**params, stream=True)]
-    assert [
-        token for part in parts if part.logprobs for token in part.logprobs.tokens or ()
-    ] == logprobs.tokens
+    streamed = [token for part in parts if part.logprobs for token in part.logprobs.tokens or ()]
+    assert streamed == logprobs.tokens
     assert "".join(part.text for part in parts) == whole.choices[0].text
 
 

@@ -204,9 +204,8 @@ def test_a_derived_model_adds_its_system_prompt_and_messages(store: ServerProces
     steps = client.create("pirate", from_="first", stream=True, **definition)
     assert [step.status for step in steps] == ["success"]
     client.copy("pirate", "corsair")
-    expected = client.chat(
-        "first", [{"role": "system", "content": SYSTEM}, *before, *QUESTION], options=greedy
-    )
+    system = {"role": "system", "content": SYSTEM}
+    expected = client.chat("first", [system, *before, *QUESTION], options=greedy)
     for name in ("pirate", "pirate:latest", "corsair"):
         answer = client.chat(name, QUESTION)
         assert answer.message.content == expected.message.content
@@ -223,9 +222,8 @@ def test_a_derived_model_adds_its_system_prompt_and_messages(store: ServerProces
     body = {"model": "pirate", "max_tokens": 6, "messages": QUESTION}
     message = store.post("/v1/messages", json=body).json()
     assert message["content"][0]["text"] == expected.message.content
-    assert message["usage"]["input_tokens"] + message["usage"]["cache_read_input_tokens"] == (
-        expected.prompt_eval_count
-    )
+    usage = message["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == expected.prompt_eval_count
 
 
 def test_created_names_survive_a_restart(client: Any, home: Home) -> None:
