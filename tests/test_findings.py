@@ -9,7 +9,7 @@ import pytest
 
 FINDINGS = {
     "D1 programs of clients that grow or backtrack": (
-        "e2e/test_doubling.py::test_a_program_that_doubles_does_not_grow_here",
+        "e2e/test_doubling.py::test_a_program_that_doubles_does_not_grow_the_server",
         "structured/test_lark_reading.py::test_paths_that_double_end",
         "test_patterns.py::test_no_pattern_has_repeats_that_meet",
         "test_patterns.py::test_a_text_without_the_expected_call_is_read_to_its_end",
@@ -45,7 +45,7 @@ FINDINGS = {
     "D7 a process ends while it starts (its load, its measurement, its imports)": (
         "engine_client/test_sleeping.py::test_a_model_that_is_unloaded_while_it_loads_ends_without_a_traceback",
         "e2e/test_process.py::test_sighup_while_the_server_imports_does_not_end_it",
-        "e2e/test_cli.py::test_a_signal_while_it_is_imported_says_nothing",
+        "e2e/test_cli.py::test_a_signal_during_imports_ends_a_command_silently",
     ),
     "D8 names that no file can have, such as one with NUL": (
         "model_source/test_resolve.py::test_malformed",
@@ -69,8 +69,8 @@ FINDINGS = {
         "models/test_memory_budget.py::test_never_means_that_unloading_all_others_does_not_help",
     ),
     "D12 a missing library is reported as a damaged model": (
-        "e2e/test_process.py::test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model",
-        "e2e/test_process.py::test_a_command_says_that_llama_cpp_cannot_be_loaded",
+        "e2e/test_process.py::test_an_unloadable_llama_cpp_is_not_blamed_on_the_model",
+        "e2e/test_process.py::test_a_command_reports_that_llama_cpp_cannot_be_loaded",
         "engine_client/test_hang_detector.py::test_what_an_exit_status_means",
     ),
     "D13 a name that is not an option": (

@@ -1,4 +1,4 @@
-"""The Helm chart: Helm renders it, and Kubernetes' schemas accept what comes out."""
+"""The Helm chart: Helm renders it, and Kubernetes' schemas accept the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ helm, kubernetes_validate = Lazy("helm_python"), Lazy("kubernetes_validate")
 CHART = ROOT / "deploy" / "chart"
 LLM_D = ROOT / "deploy" / "llm-d"
 KUBERNETES = ("1.27", "1.34")
-"""The oldest that the chart names, and a new one."""
+"""The oldest version that the chart names, and a new one."""
 ALL_ON: dict[str, Any] = {
     **{name: {"enabled": True} for name in ("autoscaling", "networkPolicy", "serviceMonitor")},
     **{name: {"enabled": True} for name in ("podDisruptionBudget", "prometheusRule", "grafanaDashboard")},
@@ -36,7 +36,7 @@ ALL_ON: dict[str, Any] = {
     "tolerations": [{"key": "cpu", "operator": "Exists"}],
     "image": {"pullSecrets": [{"name": "pull"}]},
 }
-_OF_PROMETHEUS = ("ServiceMonitor", "PrometheusRule")
+_PROMETHEUS_KINDS = ("ServiceMonitor", "PrometheusRule")
 
 
 @pytest.fixture(scope="module")
@@ -46,34 +46,34 @@ def chart() -> Any:
 
 
 def manifests(chart: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the values make, NOTES.txt aside."""
+    """Return what the values render, without NOTES.txt."""
     rendered = chart.render(dict(values), name="llm", namespace="ai")
     texts = [text for path, text in rendered.items() if path.endswith(".yaml")]
-    return [found for text in texts for found in yaml.safe_load_all(text) if found]
+    return [manifest for text in texts for manifest in yaml.safe_load_all(text) if manifest]
 
 
-def one(chart: Any, values: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def manifest_of(chart: Any, values: Mapping[str, Any], kind: str) -> dict[str, Any]:
     (found,) = [manifest for manifest in manifests(chart, values) if manifest["kind"] == kind]
     return found
 
 
 def pod(chart: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    return one(chart, values, "Deployment")["spec"]["template"]
+    return manifest_of(chart, values, "Deployment")["spec"]["template"]
 
 
 @pytest.mark.parametrize("values", [{}, ALL_ON], ids=["defaults", "everything"])
 def test_helm_and_kubernetes_accept_it(chart: Any, values: dict[str, Any]) -> None:
     report = helm.lint(str(CHART), values, strict=True)
-    said = [message["error"] for message in report["messages"]]
-    assert (report["errors"], said) == ([], ["icon is recommended"])
-    found = manifests(chart, values)
-    for manifest in found:
-        for version in KUBERNETES if manifest["kind"] not in _OF_PROMETHEUS else ():
+    messages = [message["error"] for message in report["messages"]]
+    assert (report["errors"], messages) == ([], ["icon is recommended"])
+    rendered = manifests(chart, values)
+    for manifest in rendered:
+        for version in KUBERNETES if manifest["kind"] not in _PROMETHEUS_KINDS else ():
             kubernetes_validate.validate(manifest, version, strict=True)
-    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in found]
+    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in rendered]
     assert len(set(names)) == len(names)
     if values:
-        assert {kind for kind, _ in names} >= {"HorizontalPodAutoscaler", "Ingress", *_OF_PROMETHEUS}
+        assert {kind for kind, _ in names} >= {"HorizontalPodAutoscaler", "Ingress", *_PROMETHEUS_KINDS}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_helm_and_kubernetes_accept_it(chart: Any, values: dict[str, Any]) -> No
         {"networkPolicy": {"egress": {}}},
     ],
 )
-def test_values_that_mean_nothing_are_refused(chart: Any, wrong: dict[str, Any]) -> None:
+def test_wrong_values_are_refused(chart: Any, wrong: dict[str, Any]) -> None:
     assert set(chart.values) <= set(chart.schema["properties"])
     with pytest.raises(helm.HelmError):
         chart.validate_schema(wrong)
@@ -100,7 +100,7 @@ def test_options_become_the_servers_file(chart: Any) -> None:
     options: dict[str, Any] = {"model": ["demo", "small=/models/a.gguf"], "stall_ms": 300.5, "ctx_size": 8192}
     options |= {"lenient": True, "kv_type": "q8_0"}
     values = {"config": options, "extraConfig": '[aliases]\nfast = "small"'}
-    written = tomllib.loads(one(chart, values, "ConfigMap")["data"]["server.toml"])
+    written = tomllib.loads(manifest_of(chart, values, "ConfigMap")["data"]["server.toml"])
     defaults = {"drain_seconds": 60, "log_format": "json", "jobs_db": "none"}
     assert written == {**options, **defaults, "aliases": {"fast": "small"}}
     assert isinstance(written["ctx_size"], int)
@@ -117,7 +117,7 @@ def test_a_pod_gets_cores_of_its_own_and_can_do_little(chart: Any) -> None:
     (container,) = spec["containers"]
     resources = container["resources"]
     assert resources["requests"] == resources["limits"]  # "Guaranteed"
-    assert resources["limits"]["cpu"].isdecimal()  # what the static CPU manager asks for
+    assert resources["limits"]["cpu"].isdecimal()  # as the static CPU manager requires
     confined = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
     assert container["securityContext"] == {**confined, "capabilities": {"drop": ["ALL"]}}
     assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
@@ -126,7 +126,7 @@ def test_a_pod_gets_cores_of_its_own_and_can_do_little(chart: Any) -> None:
     for values in ({}, ALL_ON, {"tmp": {"sizeLimit": "1Gi"}}):
         volumes = pod(chart, values)["spec"]["volumes"]
         sizes = [volume["emptyDir"]["sizeLimit"] for volume in volumes if "emptyDir" in volume]
-        assert (len(sizes), all(sizes)) == (2, True), "it does not fill its node"
+        assert (len(sizes), all(sizes)) == (2, True), "a pod could fill the disk of its node"
 
 
 def test_values_become_the_pods_settings(chart: Any) -> None:
@@ -141,24 +141,24 @@ def test_values_become_the_pods_settings(chart: Any) -> None:
     assert {"name": "data", **claim} in spec["volumes"]
 
 
-def test_batch_work_makes_no_more_pods(chart: Any) -> None:
-    (metric,) = one(chart, ALL_ON, "HorizontalPodAutoscaler")["spec"]["metrics"]
+def test_batch_work_does_not_scale_pods_up(chart: Any) -> None:
+    (metric,) = manifest_of(chart, ALL_ON, "HorizontalPodAutoscaler")["spec"]["metrics"]
     interactive = {"matchLabels": {"priority": "interactive"}}
     assert metric["pods"]["metric"] == {"name": "ocs_requests_waiting", "selector": interactive}
 
 
-def test_pods_go_nowhere_that_is_not_named(chart: Any) -> None:
+def test_pods_connect_only_to_named_destinations(chart: Any) -> None:
     enabled = {"enabled": True}
-    policy = one(chart, {"networkPolicy": enabled}, "NetworkPolicy")["spec"]
+    policy = manifest_of(chart, {"networkPolicy": enabled}, "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     (names,) = policy["egress"]
     assert {(port["port"], port["protocol"]) for port in names["ports"]} == {(53, "UDP"), (53, "TCP")}
     redis = {"to": [{"podSelector": {"matchLabels": {"app": "redis"}}}], "ports": [{"port": 6379}]}
-    policy = one(chart, {"networkPolicy": {**enabled, "egress": [redis]}}, "NetworkPolicy")["spec"]
+    policy = manifest_of(chart, {"networkPolicy": {**enabled, "egress": [redis]}}, "NetworkPolicy")["spec"]
     assert policy["egress"] == [names, redis]
 
 
-def test_keys_are_asked_for_until_there_are_some(chart: Any) -> None:
+def test_the_notes_request_keys_until_there_are_some(chart: Any) -> None:
     for values in ({}, {"keysSecret": "keys"}, {"environmentSecret": "environment"}):
         rendered = chart.render(values, name="llm", namespace="ai")
         (notes,) = [text for path, text in rendered.items() if path.endswith("NOTES.txt")]
@@ -166,13 +166,13 @@ def test_keys_are_asked_for_until_there_are_some(chart: Any) -> None:
 
 
 def test_prometheus_and_grafana_get_alerts_and_dashboard_as_they_are(chart: Any) -> None:
-    rules = one(chart, ALL_ON, "PrometheusRule")["spec"]
+    rules = manifest_of(chart, ALL_ON, "PrometheusRule")["spec"]
     assert rules == yaml.safe_load((CHART / "files" / "alerts.yml").read_text())
-    monitor = one(chart, ALL_ON, "ServiceMonitor")["spec"]
-    service = one(chart, ALL_ON, "Service")
+    monitor = manifest_of(chart, ALL_ON, "ServiceMonitor")["spec"]
+    service = manifest_of(chart, ALL_ON, "Service")
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
-    # The alert of a server that is away asks for this job.
+    # The alert ServerDown queries this job.
     assert service["metadata"]["labels"][monitor["jobLabel"]] == "openai-cpu-server"
     maps = [manifest for manifest in manifests(chart, ALL_ON) if manifest["kind"] == "ConfigMap"]
     (dashboard,) = [found["data"] for found in maps if "grafana_dashboard" in found["metadata"]["labels"]]
@@ -196,7 +196,9 @@ def test_llm_ds_router_and_the_gateways_pool_find_the_pods(chart: Any) -> None:
     pool, route = yaml.safe_load_all((ROOT / "deploy" / "gateway-api" / "pool.yaml").read_text())
     assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
     ports = {
-        port["containerPort"] for one in pod(chart, values)["spec"]["containers"] for port in one["ports"]
+        port["containerPort"]
+        for container in pod(chart, values)["spec"]["containers"]
+        for port in container["ports"]
     }
     assert {port["number"] for port in pool["spec"]["targetPorts"]} <= ports
     (backend,) = route["spec"]["rules"][0]["backendRefs"]

@@ -1,4 +1,4 @@
-"""compose.yaml is well formed, and what it names is there."""
+"""compose.yaml is well formed, and the files that it names exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.deploy import ROOT
 
 DEPLOY = ROOT / "deploy"
 TEXT = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DEPLOY / "compose.yaml").read_text())
-"""With the values that variables have where nobody sets them."""
+"""Text of compose.yaml with the default values of its variables."""
 COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES = COMPOSE["services"]
 
@@ -48,9 +48,9 @@ def test_a_service_is_modest(name: str) -> None:
     assert "no-new-privileges:true" in service["security_opt"]
     assert service["restart"] == "unless-stopped"
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
-    if name not in ("server", "collector"):  # the image's own; none: see the comment there
+    if name not in ("server", "collector"):  # one has its image's; compose.yaml says why the other has none
         assert service["healthcheck"]["test"]
-    assert not re.match(r"[^/]*[.:][^/]*/", service["image"]), "a registry is named"
+    assert not re.match(r"[^/]*[.:][^/]*/", service["image"]), "the image names a registry"
 
 
 def test_databases_reach_nothing_beyond_the_machine() -> None:
@@ -61,18 +61,18 @@ def test_databases_reach_nothing_beyond_the_machine() -> None:
 def test_secrets_are_made_once_and_open_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = shutil.copy(DEPLOY / "make-secrets", tmp_path)
     subprocess.run([script], check=True, stdout=subprocess.DEVNULL)
-    made = tmp_path / "secrets"
-    assert {f"secrets/{path.name}" for path in made.iterdir()} - {"secrets/api_key"} == {
+    folder = tmp_path / "secrets"
+    assert {f"secrets/{path.name}" for path in folder.iterdir()} - {"secrets/api_key"} == {
         secret["file"] for secret in COMPOSE["secrets"].values()
     }
-    assert made.stat().st_mode & 0o077 == 0
-    first = {path.name: path.read_text() for path in made.iterdir()}
+    assert folder.stat().st_mode & 0o077 == 0
+    first = {path.name: path.read_text() for path in folder.iterdir()}
     subprocess.run([script], check=True, stdout=subprocess.DEVNULL)
-    assert {path.name: path.read_text() for path in made.iterdir()} == first
+    assert {path.name: path.read_text() for path in folder.iterdir()} == first
     assert len(set(first.values())) == len(first)
-    (made / "api_key").unlink()  # for clients: not among the secrets of the container
-    monkeypatch.setenv("OCS_SECRETS_DIR", str(made))
-    monkeypatch.setenv("OCS_API_KEYS", str(made / "keys.toml"))
+    (folder / "api_key").unlink()  # for clients: not among the secrets of the container
+    monkeypatch.setenv("OCS_SECRETS_DIR", str(folder))
+    monkeypatch.setenv("OCS_API_KEYS", str(folder / "keys.toml"))
     settings = read_settings([])
     assert first["postgres_password"] in (revealed(settings.jobs_db) or "")
     assert first["redis_password"] in (revealed(settings.limits_url) or "")

@@ -23,7 +23,7 @@ def instructions() -> list[tuple[str, str]]:
 LAST = instructions()[max(index for index, (name, _) in enumerate(instructions()) if name == "FROM") :]
 
 
-def test_it_runs_as_nobody_special_and_writes_in_its_volume_only() -> None:
+def test_the_image_runs_unprivileged_and_writes_to_its_volume_only() -> None:
     settings = dict(LAST)
     assert re.fullmatch(r"[1-9]\d{4,}:0", settings["USER"])
     assert settings["VOLUME"] == "/data"
@@ -37,7 +37,7 @@ def test_it_runs_as_nobody_special_and_writes_in_its_volume_only() -> None:
     assert '"/opt/healthcheck.py"' in settings["HEALTHCHECK"]
 
 
-def test_what_is_copied_is_there_and_only_that_gets_into_the_context() -> None:
+def test_copied_files_exist_and_are_alone_in_the_context() -> None:
     values = [value for name, value in instructions() if name == "COPY" and not value.startswith("--from")]
     copied = [source for value in values for source in value.split()[:-1]]
     assert [source for source in copied if not (ROOT / source).exists() or not is_in_context(source)] == []
@@ -47,7 +47,7 @@ def test_what_is_copied_is_there_and_only_that_gets_into_the_context() -> None:
 
 
 def is_in_context(path: str) -> bool:
-    """As Docker reads `.dockerignore`: the last line that fits a path or a folder above it counts."""
+    """Read `.dockerignore` as Docker does: the last line that fits a path or a folder above it counts."""
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     is_in = True
     for rule in rules:
@@ -66,27 +66,27 @@ def test_the_manual_has_its_arguments_and_their_defaults() -> None:
 
 
 def would_run(folder: Path, gpu: str) -> subprocess.CompletedProcess[str]:
-    """Run what the image does with packages and llama.cpp: programs append their arguments to a file."""
+    """Run the image's commands for packages and llama.cpp with programs that record their arguments."""
     for name in ("apt-get", "llama_wheel", "python", "pip", "useradd", "install"):
         (folder / name).write_text(f'#!/bin/sh\necho "{name} $* $CMAKE_ARGS" >>{folder}/calls\n')
         (folder / name).chmod(0o755)
-    used = instructions()
-    commands = [value for name, value in used if name == "RUN" and re.search("apt-get|llama_wheel", value)]
-    # Programs that it names by their folder, and folders that it removes, are not this machine's.
+    steps = instructions()
+    commands = [value for name, value in steps if name == "RUN" and re.search("apt-get|llama_wheel", value)]
+    # Programs that the image names by their folder, and folders that it removes, are replaced.
     script = "\n".join(commands).replace("scripts/packaging/", "").replace("/var/lib", str(folder))
-    arguments = dict(value.partition("=")[::2] for name, value in used if name == "ARG")
+    arguments = dict(value.partition("=")[::2] for name, value in steps if name == "ARG")
     env = {**arguments, "GPU": gpu, "PATH": f"{folder}:{os.environ['PATH']}"}
     done = subprocess.run(["/bin/sh", "-ec", script], env=env, capture_output=True, text=True)
     done.stdout = (folder / "calls").read_text()
     return done
 
 
-def test_the_image_is_for_the_cpu_alone_unless_a_gpu_that_it_knows_is_named(tmp_path: Path) -> None:
-    asked = would_run(tmp_path, "off").stdout
-    assert "-DGGML_NATIVE=OFF" in asked
-    assert not re.search("vulkan|glslc|mesa", asked, re.IGNORECASE)
-    asked = would_run(tmp_path, "vulkan").stdout
+def test_the_image_is_for_the_cpu_alone_unless_a_known_gpu_is_named(tmp_path: Path) -> None:
+    calls = would_run(tmp_path, "off").stdout
+    assert "-DGGML_NATIVE=OFF" in calls
+    assert not re.search("vulkan|glslc|mesa", calls, re.IGNORECASE)
+    calls = would_run(tmp_path, "vulkan").stdout
     for words in ("glslc libvulkan-dev", "-DGGML_VULKAN=ON", "libgomp1 libvulkan1 mesa-vulkan-drivers"):
-        assert words in asked
+        assert words in calls
     done = would_run(tmp_path, "cuda")
     assert (done.returncode != 0, "GPU=cuda is not known: off or vulkan" in done.stderr) == (True, True)

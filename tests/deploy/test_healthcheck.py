@@ -1,4 +1,4 @@
-"""The health check of the image says what `/health` says, by its exit code."""
+"""The exit code of the image's health check is the state in `/health`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Health(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"status": Health.status}).encode())
 
     def log_message(self, *args: object) -> None:
-        """Nobody reads it."""
+        """Keep the access log out of the test's output."""
 
 
-def is_well(question: str, port: str) -> bool:
-    command = [sys.executable, "-IS", str(ROOT / "deploy" / "healthcheck.py"), question]
+def is_well(check: str, port: str) -> bool:
+    command = [sys.executable, "-IS", str(ROOT / "deploy" / "healthcheck.py"), check]
     environment = {**os.environ, "OCS_PORT": port}
     return subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode == 0
 
@@ -43,11 +43,11 @@ def is_well(question: str, port: str) -> bool:
         (EngineState.FAILED.value, False, False),
     ],
 )
-def test_its_exit_code_says_whether_a_server_is_ready_and_alive(
+def test_the_exit_code_reports_whether_a_server_is_ready_and_alive(
     status: str, is_ready: bool, is_alive: bool
 ) -> None:
     Health.status = status
     with answering_http(Health) as url:
         port = url.rpartition(":")[2]
         assert (is_well("ready", port), is_well("alive", port)) == (is_ready, is_alive)
-    assert not is_well("alive", "1"), "nobody answers there"
+    assert not is_well("alive", "1"), "no server listens there"

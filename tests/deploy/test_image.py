@@ -1,4 +1,4 @@
-"""The image, built by Docker or Podman: it serves. Minutes of compiling: run it with `-m slow`."""
+"""The image, built by Docker or Podman, which takes minutes: run the tests with `-m slow`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from openai_cpu_server.kernels.build import LEVELS, level_library
 from tests.deploy import ROOT
 from tests.waiting import DEADLINE_S, wait_until
 
-_MOST_BYTES = 260_000_000
-"""Of what the image adds to that of Python; it was 216 MB."""
+_MAX_ADDED_BYTES = 260_000_000
+"""Maximum size that the image adds to that of Python; it was 216 MB."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 Docker = Callable[..., str]
@@ -50,7 +50,7 @@ def is_ready(url: str) -> bool:
     return False
 
 
-def test_it_serves_as_nobody_special_from_a_root_that_is_read_only(docker: Docker, container: str) -> None:
+def test_it_serves_unprivileged_from_a_read_only_root(docker: Docker, container: str) -> None:
     url = f"http://{docker('port', container, '8000').splitlines()[0]}"
     wait_until(lambda: is_ready(url))
     body = {"prompt": "Hello", "max_tokens": 8}
@@ -77,4 +77,4 @@ def test_it_is_small(docker: Docker, image: str) -> None:
     sizes = docker("history", "--human=false", "--format", "{{.Size}} {{.CreatedBy}}", image).splitlines()
     ours = [line for line in sizes if "/opt/venv" in line or "libgomp1" in line]
     assert ours
-    assert sum(int(line.split()[0]) for line in ours) < _MOST_BYTES
+    assert sum(int(line.split()[0]) for line in ours) < _MAX_ADDED_BYTES

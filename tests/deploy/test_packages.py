@@ -1,4 +1,4 @@
-"""What `scripts/package` makes can be installed and served from, and says truly where it runs."""
+"""Packages of `scripts/package` can be installed, serve, and report correctly on which CPUs they run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT = ROOT / "scripts" / "package"
 
 
 def run(*arguments: str, dist: Path) -> str:
-    """Raises for what fails; skips where a compiler or an emulator is missing."""
+    """Run the script; skip the test if a compiler or an emulator is missing."""
     environment = {**os.environ, "DIST": str(dist)}
     done = subprocess.run([SCRIPT, *arguments], env=environment, capture_output=True, text=True)
     if missing := re.search(r"package: there is no .*", done.stderr):
@@ -58,13 +58,13 @@ class TestBuilt:
         assert not [name for name in names if "libocs_kernels" in name or "node_modules" in name]
 
     def test_they_are_installed_and_serve(self, dist: Path) -> None:
-        built = (Path.home() / ".cache/openai-cpu-server/wheels").glob("*/")
-        newest = sorted(built, key=os.path.getmtime)[-1:]
-        said = run("check", *map(str, newest), dist=dist)
+        folders = (Path.home() / ".cache/openai-cpu-server/wheels").glob("*/")
+        newest = sorted(folders, key=os.path.getmtime)[-1:]
+        report = run("check", *map(str, newest), dist=dist)
         for fact in (
             "Haswell: avx2 suits",
             "cortex-a57: neon suits",
             "cortex-a57: neon-dotprod is for other",
         ):
-            assert fact in said
-        assert "serves: Once" in said
+            assert fact in report
+        assert "serves: Once" in report

@@ -55,8 +55,8 @@ COMMANDS = {"nginx": nginx_command, "caddy": caddy_command}
 
 
 @contextmanager
-def before(name: str, folder: Path, *servers: str) -> Iterator[httpx.Client]:
-    """A client that calls the proxy by the server's public name."""
+def client_behind(name: str, folder: Path, *servers: str) -> Iterator[httpx.Client]:
+    """Run a proxy; yield a client that calls it by the server's public name."""
     port = free_port()
     command = COMMANDS[name](folder, port, [url.removeprefix("http://") for url in servers])
     env = {**os.environ, "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
@@ -77,7 +77,7 @@ def server() -> Iterator[ServerProcess]:
 def proxied(
     request: pytest.FixtureRequest, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    with before(request.param, tmp_path_factory.mktemp("proxy"), server.url) as client:
+    with client_behind(request.param, tmp_path_factory.mktemp("proxy"), server.url) as client:
         yield client
 
 
@@ -113,7 +113,7 @@ def test_the_server_itself_judges_large_bodies(proxied: httpx.Client, megabytes:
 
 
 def test_a_client_on_another_machine_is_not_an_administrator(proxied: httpx.Client) -> None:
-    """It cannot send an address of its own either. An address of this machine plays the other one."""
+    """The client cannot forge its address either. An address of this machine stands for the other machine."""
     url = f"http://{own_address()}:{proxied.base_url.port}/v1/cache"
     headers = {"host": str(proxied.headers["host"]), "x-forwarded-for": "127.0.0.1"}
     refused = httpx.delete(url, headers=headers, timeout=DEADLINE_S, trust_env=False)
@@ -129,7 +129,7 @@ def test_either_of_two_instances_is_restarted_without_a_gap(name: str, tmp_path:
     has_ended = Event()
     with ExitStack() as stack:
         servers = [stack.enter_context(ServerProcess(*options, "--port", port)) for port in ports]
-        client = stack.enter_context(before(name, tmp_path, *(one.url for one in servers)))
+        client = stack.enter_context(client_behind(name, tmp_path, *(one.url for one in servers)))
         host = {"host": str(client.headers["host"])}
         sdk = stack.enter_context(
             openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", default_headers=host)

@@ -1,4 +1,4 @@
-"""One real server with the tiny model for all end-to-end tests that do not harm it."""
+"""Real server with the tiny model, shared by the end-to-end tests that leave it intact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the end-to-end tests do with a server: start one of the tiny model, speak to it, wait for it."""
+"""Helpers of end-to-end tests: start a server with the tiny model, call it, wait for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tiny_server(*options: str, **more: Any) -> ServerProcess:
 
 
 def sdk(server: ServerProcess, key: str = "none", **more: Any) -> openai.OpenAI:
-    """It never tries again."""
+    """Return an SDK client without retries."""
     return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, **more)
 
 
@@ -42,7 +42,7 @@ def num_live(server: ServerProcess) -> int:
 
 @contextmanager
 def answering_http(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The URL of a server of others."""
+    """Run an HTTP server in a thread and yield its URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, ThreadPoolExecutor(1) as thread:
         thread.submit(server.serve_forever, 0.01)
         try:
@@ -52,31 +52,31 @@ def answering_http(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 def own_address() -> str:
-    """An address of this machine that is not on its loopback."""
+    """Return an address of this machine that is not on its loopback."""
     for addresses in psutil.net_if_addrs().values():
-        for one in addresses:
-            if one.family is socket.AF_INET and not one.address.startswith("127."):
-                return one.address
+        for item in addresses:
+            if item.family is socket.AF_INET and not item.address.startswith("127."):
+                return item.address
     pytest.skip("this machine has no network")
 
 
 def attack(
-    send: Callable[[int], httpx.Response], number: int, beside: Callable[[], object]
+    send: Callable[[int], httpx.Response], number: int, probe: Callable[[], object]
 ) -> list[httpx.Response]:
-    """Send so many, four at a time. Others, who ask beside them and behind them, get the same answers."""
-    usual, is_over = beside(), threading.Event()
+    """Send `number` requests, four at a time. A probe beside and after them always has the same result."""
+    expected, is_over = probe(), threading.Event()
     with ThreadPoolExecutor(5) as pool:
-        others = pool.submit(lambda: [beside() for _ in iter(is_over.is_set, True)])
+        probes = pool.submit(lambda: [probe() for _ in iter(is_over.is_set, True)])
         try:
             answers = list(pool.map(send, range(number)))
         finally:
             is_over.set()
-    assert [one for one in (*others.result(), beside()) if one != usual] == []
+    assert [result for result in (*probes.result(), probe()) if result != expected] == []
     return answers
 
 
 def key_file(path: Path, lines: Mapping[str, str]) -> Path:
-    """A file of keys that are spelt as they are named, with what stands in the table of each."""
+    """Write a file of keys whose secrets are their names. `lines` has the other lines of each table."""
     digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in lines}
     path.write_text("".join(f'[keys.{name}]\nsha256 = "{digests[name]}"\n{lines[name]}\n' for name in lines))
     return path

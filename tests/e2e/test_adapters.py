@@ -1,6 +1,6 @@
-"""Adapters at the real server with the tiny model: together and alone, over a crash, and loaded later.
+"""Adapters on the real server with the tiny model: together and alone, across a crash, and loaded later.
 
-Replaced under load, and refused: tests/engine_client/test_adapters.py.
+Replacement under load and refused adapters: tests/engine_client/test_adapters.py.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 NAMES = ("tiny", "tiny:one", "tiny:two")
 PROMPT = "The brown fox"
-"""In 80 tokens no two best are nearer to each other than 0.01, with any of the adapters: steps of other sizes
-round differently."""
+"""At each of 80 tokens the two best differ by at least 0.01, with every adapter. Steps of other sizes round
+differently."""
 
 
-def test_together_they_answer_as_alone_and_a_killed_engine_is_only_a_pause(tmp_path: Path) -> None:
+def test_adapters_answer_together_as_alone_and_survive_a_killed_engine(tmp_path: Path) -> None:
     folder = tmp_path / "adapters"
     folder.mkdir()
     paths = [make_adapter(folder / f"{seed}.gguf", "--seed", str(seed)) for seed in range(3)]
@@ -35,8 +35,8 @@ def test_together_they_answer_as_alone_and_a_killed_engine_is_only_a_pause(tmp_p
     ):
 
         def text(model: str) -> str:
-            asked = {"model": model, "prompt": PROMPT, "max_tokens": 80, "temperature": 0}
-            answer = client.completions.create(**asked, extra_body={"ignore_eos": True})  # type: ignore[call-overload]
+            params = {"model": model, "prompt": PROMPT, "max_tokens": 80, "temperature": 0}
+            answer = client.completions.create(**params, extra_body={"ignore_eos": True})  # type: ignore[call-overload]
             assert answer.choices[0].finish_reason == "length"
             return str(answer.choices[0].text)
 

@@ -1,8 +1,8 @@
-"""Agents of frameworks that tests/e2e/test_frameworks.py does not run: two parallel calls, their results, an
-answer; whole and streamed.
+"""Agents of frameworks that tests/e2e/test_frameworks.py does not run: two parallel calls, their results and
+an answer, whole and streamed.
 
-The frameworks are in an environment of their own, because they pin what this project uses. The variables
-`OCS_AGENTS_PYTHON` and `OCS_AGENTS_NODE_MODULES` name its interpreter and its Node modules.
+The frameworks have an environment of their own, because they pin packages that this project uses. The
+variables `OCS_AGENTS_PYTHON` and `OCS_AGENTS_NODE_MODULES` name its interpreter and its Node modules.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def call(name: str, **arguments: object) -> str:
 
 
 class Agent(FakeEngine):
-    """Calls both tools at once, and answers when the prompt has both results."""
+    """Engine that calls both tools at once, and answers when the prompt has both results."""
 
     def __init__(self) -> None:
         super().__init__(msgspec.structs.replace(FAKE_INFO, context_trained=2**17, kv_tokens=2**17))
@@ -73,29 +73,29 @@ def url() -> Iterator[str]:
         thread.join(DEADLINE_S)
 
 
-def loop(*command: str) -> None:
+def check_loop(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert sorted(found["ran"]) == ["now", "weather Rome"]
-    assert found["answer"].strip() == ANSWER
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(outcome["calls"]) == ["now", "weather Rome"]
+    assert outcome["answer"].strip() == ANSWER
 
 
-WAYS = pytest.mark.parametrize("way", ["whole", "streamed"])
+MODES = pytest.mark.parametrize("mode", ["whole", "streamed"])
 
 
-@WAYS
+@MODES
 @pytest.mark.parametrize("framework", ["anthropic", "smolagents-tools", "smolagents-code", "crewai"])
-def test_an_agent_in_python(url: str, framework: str, way: str) -> None:
+def test_an_agent_in_python(url: str, framework: str, mode: str) -> None:
     if PYTHON is None:
         pytest.skip("OCS_AGENTS_PYTHON names no interpreter with the frameworks")
-    loop(PYTHON, str(FOLDER / "loops.py"), framework, url, way)
+    check_loop(PYTHON, str(FOLDER / "loops.py"), framework, url, mode)
 
 
-@WAYS
+@MODES
 @pytest.mark.parametrize("framework", ["anthropic", "vercel"])
-def test_an_agent_in_javascript(url: str, framework: str, way: str) -> None:
+def test_an_agent_in_javascript(url: str, framework: str, mode: str) -> None:
     node = shutil.which("node")
     if MODULES is None or node is None:
         pytest.skip("OCS_AGENTS_NODE_MODULES names no folder with the frameworks")
-    loop(node, str(FOLDER / "loops.mjs"), framework, url, way)
+    check_loop(node, str(FOLDER / "loops.mjs"), framework, url, mode)

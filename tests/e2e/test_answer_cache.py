@@ -1,7 +1,6 @@
-"""The cache of answers on a real server with SmolLM2 and MiniLM.
+"""Answer cache of a real server with SmolLM2 and MiniLM.
 
-A store that is opened again: tests/answers/test_stores.py; a model's file that changes:
-tests/api/test_answer_cache.py.
+Reopened stores: tests/answers/test_stores.py. Changed model files: tests/api/test_answer_cache.py.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-ONE = "How do I reset my password?"
+QUESTION = "How do I reset my password?"
 PARAPHRASE = "How can I reset my password?"
 
 
@@ -37,8 +36,8 @@ def server(smollm2: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def ask(server: ServerProcess, text: str, key: str = "ann") -> tuple[str, str]:
-    """What the cache did, and the answer. A question that is embedded too late, on a machine that is busy
-    elsewhere, is compared with none: it is asked again."""
+    """Return the state of the cache and the answer. On a busy machine a question may be embedded too late to
+    be compared; then it is sent again."""
     body = {"model": "smollm2", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
     answers = list[httpx.Response]()
 
@@ -50,13 +49,13 @@ def ask(server: ServerProcess, text: str, key: str = "ann") -> tuple[str, str]:
     return answers[-1].headers["x-cache"], answers[-1].json()["choices"][0]["message"]["content"]
 
 
-def test_a_paraphrase_is_answered_alike(server: ServerProcess) -> None:
-    """Clients that name neither a seed nor a temperature are most of all. What is another question:
+def test_a_paraphrase_gets_the_cached_answer(server: ServerProcess) -> None:
+    """Most clients send neither a seed nor a temperature. Other questions:
     tests/api/test_answer_cache.py."""
-    said, answer = ask(server, ONE)
-    assert said == "miss"
+    cache_state, answer = ask(server, QUESTION)
+    assert cache_state == "miss"
     ask(server, "Is it safe to eat raw eggs?")
-    ann = {"x-api-key": "ann"}  # answers are written while the server goes on
+    ann = {"x-api-key": "ann"}  # answers are stored in the background
     wait_until(lambda: server.get("/v1/cache/stats", headers=ann).json()["answers"]["entries"] >= 2)
     assert ask(server, PARAPHRASE) == ("semantic; similarity=0.99", answer)
     assert ask(server, "Is it not safe to eat raw eggs?")[0] == "miss"

@@ -32,7 +32,7 @@ def text_of(message: anthropic.types.Message) -> str:
     return "".join(block.text for block in message.content if isinstance(block, anthropic.types.TextBlock))
 
 
-def test_a_stream_says_the_same(sdk: anthropic.Anthropic) -> None:
+def test_a_stream_has_the_text_of_the_whole_answer(sdk: anthropic.Anthropic) -> None:
     whole = sdk.messages.create(**GREEDY)
     with sdk.messages.stream(**GREEDY) as stream:
         texts = list(stream.text_stream)
@@ -42,24 +42,24 @@ def test_a_stream_says_the_same(sdk: anthropic.Anthropic) -> None:
     assert len(texts) > 3
     assert "".join(texts) == text_of(final) == text_of(whole)
     assert final.stop_reason == whole.stop_reason == "max_tokens"
-    used, found = final.usage, final.usage.cache_read_input_tokens
-    assert found
-    assert used.input_tokens + found == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+    usage, hits = final.usage, final.usage.cache_read_input_tokens
+    assert hits
+    assert usage.input_tokens + hits == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
 
 
 def test_a_tool_is_called_and_answered(sdk: anthropic.Anthropic) -> None:
-    must: Any = {"tools": [WEATHER], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
-    with sdk.messages.stream(model="tiny", max_tokens=60, messages=HELLO, **must) as stream:
+    options: Any = {"tools": [WEATHER], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    with sdk.messages.stream(model="tiny", max_tokens=60, messages=HELLO, **options) as stream:
         pieces = [event.partial_json for event in stream if event.type == "input_json"]
-        asked = stream.get_final_message()
-    (call,) = asked.content
-    assert asked.stop_reason == "tool_use"
+        message = stream.get_final_message()
+    (call,) = message.content
+    assert message.stop_reason == "tool_use"
     assert isinstance(call, anthropic.types.ToolUseBlock)
     assert call.name == "get_weather"
     assert call.input["city"] in ("Rome", "Oslo")
     assert "".join(pieces)
     result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
-    turns: Any = [{"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}]
+    turns: Any = [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
     more: Any = {"tools": [WEATHER], "tool_choice": {"type": "none"}}
     assert text_of(sdk.messages.create(model="tiny", max_tokens=5, messages=[*HELLO, *turns], **more))
 
@@ -69,7 +69,7 @@ class City(BaseModel):
     is_large: bool
 
 
-def test_an_answer_of_a_given_form(sdk: anthropic.Anthropic) -> None:
+def test_structured_output_is_parsed(sdk: anthropic.Anthropic) -> None:
     parsed = sdk.messages.parse(model="tiny", max_tokens=100, messages=HELLO, output_format=City)
     assert parsed.stop_reason == "end_turn"
     assert isinstance(parsed.parsed_output, City)
@@ -81,9 +81,9 @@ def test_errors_are_the_exceptions_that_users_catch(server: ServerProcess, sdk: 
     message = "The model 'claude-none' does not exist on this server. The models are: tiny."
     error = {"type": "error", "error": {"type": "not_found_error", "message": message}}
     assert missing.value.body == {**error, "request_id": missing.value.request_id}
-    nobody: Any = {"role": "user", "content": []}
+    empty: Any = {"role": "user", "content": []}
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].content"):
-        sdk.messages.create(model="tiny", max_tokens=1, messages=[nobody])
+        sdk.messages.create(model="tiny", max_tokens=1, messages=[empty])
     long: Any = {"role": "user", "content": "river " * 20_000}
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         sdk.messages.create(model="tiny", max_tokens=1, messages=[long])

@@ -1,4 +1,4 @@
-"""A server's state, backed up as docs/operations.md says while the server uses it."""
+"""Backup of a running server's state, as docs/operations.md describes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = "secret-of-one"
 DERIVED = {"model": "pirate", "from": "tiny", "system": "Talk like a pirate.", "stream": False}
 
 
-def serving(jobs_db: str, settings: Path, home: Path) -> ServerProcess:
+def stateful_server(jobs_db: str, settings: Path, home: Path) -> ServerProcess:
     env = {**os.environ, "XDG_DATA_HOME": str(home)}
     return tiny_server("--jobs-db", jobs_db, "--config", str(settings), "--allow-pull", env=env)
 
@@ -32,7 +32,7 @@ def test_a_backup_of_a_running_server_is_whole(tmp_path: Path, kind: str) -> Non
     settings.write_text(f'api_keys = "{keys}"\ntemperature = 0.25\n')
     with nullcontext() if kind == "sqlite" else PostgresServer() as postgres:
         url = str(database) if postgres is None else postgres.new_database()
-        with serving(url, settings, tmp_path / "a") as server, sdk(server, KEY) as client:
+        with stateful_server(url, settings, tmp_path / "a") as server, sdk(server, KEY) as client:
             response = client.responses.create(model="tiny", input="Hello", max_output_tokens=5)
             file_id = client.files.create(file=("rows.jsonl", b"{}"), purpose="batch").id
             conversation = client.conversations.create(items=[{"role": "user", "content": "Hi."}])
@@ -49,7 +49,7 @@ def test_a_backup_of_a_running_server_is_whole(tmp_path: Path, kind: str) -> Non
             (tmp_path / "b/openai-cpu-server").mkdir(parents=True)
             shutil.copy(tmp_path / "a" / models, tmp_path / "b" / models)
             copies = [shutil.copy(path, path.with_suffix(".copy.toml")) for path in (keys, settings)]
-        with serving(restored, copies[1], tmp_path / "b") as server, sdk(server, KEY) as client:
+        with stateful_server(restored, copies[1], tmp_path / "b") as server, sdk(server, KEY) as client:
             assert client.responses.retrieve(response.id) == response
             assert client.files.content(file_id).read() == b"{}"
             assert client.conversations.retrieve(conversation.id) == conversation

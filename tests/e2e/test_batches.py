@@ -1,6 +1,6 @@
 """The batch API: the official SDK, unchanged, against the real server process.
 
-Objects of other keys, and ids that do not exist: tests/api/test_foreign_objects.py; what is refused:
+Objects of other keys, and ids that do not exist: tests/api/test_foreign_objects.py. Refused requests:
 tests/api/refused.
 """
 
@@ -43,27 +43,27 @@ def upload(client: openai.OpenAI, content: bytes) -> str:
     return client.files.create(file=("rows.jsonl", content), purpose="batch").id
 
 
-def begin(client: openai.OpenAI, content: bytes) -> Batch:
+def create_batch(client: openai.OpenAI, content: bytes) -> Batch:
     file_id = upload(client, content)
     return client.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h")
 
 
-def ended(client: openai.OpenAI, batch_id: str) -> Batch:
+def wait_for_end(client: openai.OpenAI, batch_id: str) -> Batch:
     ends = ("completed", "failed", "expired", "cancelled")
     wait_until(lambda: client.batches.retrieve(batch_id).status in ends)
     return client.batches.retrieve(batch_id)
 
 
-def until_some_are_done(client: openai.OpenAI, batch_id: str, num_rows: int) -> None:
+def wait_for_rows(client: openai.OpenAI, batch_id: str, num_rows: int) -> None:
     wait_until(lambda: client.batches.retrieve(batch_id).request_counts.completed >= num_rows)
 
 
-def ids_of(client: openai.OpenAI, batch: Batch) -> list[object]:
-    """Of the rows with an answer, in its order."""
+def answered_ids(client: openai.OpenAI, batch: Batch) -> list[object]:
+    """Return the ids of the rows with an answer, in their order."""
     return [line["custom_id"] for line in lines_of(client, batch.output_file_id)]
 
 
-def names(number: int) -> list[object]:
+def row_ids(number: int) -> list[object]:
     return [f"row-{n}" for n in range(number)]
 
 
@@ -72,7 +72,7 @@ def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]
 
 
 def test_a_batch_from_upload_to_output(client: openai.OpenAI) -> None:
-    """Rows that fail go to the error file. What is wrong with a line: tests/jobs/test_rows.py."""
+    """Failed rows go to the error file. Wrong lines: tests/jobs/test_rows.py."""
     good = [chat_row(n) for n in range(20)]
     bad = [chat_row(20, temperature=9), chat_row(21, model="nobody")]
     file = client.files.create(file=("rows.jsonl", jsonl(good + bad)), purpose="batch")
@@ -81,30 +81,30 @@ def test_a_batch_from_upload_to_output(client: openai.OpenAI) -> None:
         input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"team": "a"}
     )
     assert (batch.object, batch.status, batch.metadata) == ("batch", "validating", {"team": "a"})
-    done = ended(client, batch.id)
+    done = wait_for_end(client, batch.id)
     assert done.status == "completed", done.errors
     assert done.request_counts.to_dict() == {"total": 22, "completed": 20, "failed": 2}
     times = [done.created_at, done.in_progress_at, done.finalizing_at, done.completed_at]
     assert times == sorted(times)  # type: ignore[type-var]
     lines = lines_of(client, done.output_file_id)
-    assert [line["custom_id"] for line in lines] == names(20)
+    assert [line["custom_id"] for line in lines] == row_ids(20)
     assert all(set(line) == {"id", "custom_id", "response", "error"} for line in lines)
     response = lines[7]["response"]
     assert response["status_code"] == 200
     alone = client.chat.completions.create(**good[7]["body"])  # type: ignore[call-overload]
     assert response["body"]["choices"][0]["message"]["content"] == alone.choices[0].message.content
     failed = [(line["custom_id"], line["response"]) for line in lines_of(client, done.error_file_id)]
-    assert [(name, told["status_code"], told["body"]["error"]["param"]) for name, told in failed] == [
+    assert [(name, reply["status_code"], reply["body"]["error"]["param"]) for name, reply in failed] == [
         ("row-20", 400, "temperature"),
         ("row-21", 404, "model"),
     ]
-    wrong = ended(client, begin(client, jsonl([good[0], good[0]])).id)
+    wrong = wait_for_end(client, create_batch(client, jsonl([good[0], good[0]])).id)
     assert wrong.status == "failed"
     assert [(e.line, e.code) for e in wrong.errors.data or []] == [(2, "duplicate_custom_id")]
 
 
-def test_a_file_that_is_deleted_while_it_is_read_is_cut(server: ServerProcess, client: openai.OpenAI) -> None:
-    """Far more than sockets and the server's first look at the database take."""
+def test_a_download_breaks_off_when_its_file_is_deleted(server: ServerProcess, client: openai.OpenAI) -> None:
+    """The file is far larger than the socket buffers and the server's first read of the database."""
     content, num_lines = b"x" * 40 * 2**20, len(server.lines)
     file_id = upload(client, content)
     reader = http.client.HTTPConnection(server.url.removeprefix("http://"))
@@ -128,15 +128,15 @@ def test_kill_9_of_the_whole_server_loses_and_repeats_no_row(tmp_path: Path) -> 
             tiny_server("--jobs-db", str(tmp_path / "jobs.db"), "--batch-concurrency", "4") as server,
             sdk(server) as client,
         ):
-            batch_id = batch_id or begin(client, jsonl(rows)).id
+            batch_id = batch_id or create_batch(client, jsonl(rows)).id
             if kills == 2:
-                done = ended(client, batch_id)
+                done = wait_for_end(client, batch_id)
                 assert done.status == "completed"
                 lines = lines_of(client, done.output_file_id)
                 break
             kills += 1
-            until_some_are_done(client, batch_id, 30 * kills)
+            wait_for_rows(client, batch_id, 30 * kills)
             server.stop(signal.SIGKILL)
-    assert [line["custom_id"] for line in lines] == names(80)
+    assert [line["custom_id"] for line in lines] == row_ids(80)
     tokens = [line["response"]["body"]["usage"]["completion_tokens"] for line in lines]
     assert tokens == [2 + n % 7 for n in range(80)]

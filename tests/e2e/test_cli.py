@@ -1,4 +1,4 @@
-"""The command line as a process: what it says before anything runs."""
+"""The command line as a process: help, wrong commands and options, and signals while it starts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
-def test_help_lists_the_commands_and_each_has_its_own() -> None:
-    listed = python("-m", "openai_cpu_server", "--help")
-    assert listed.returncode == 0
+def test_help_lists_the_commands_and_each_command_has_help() -> None:
+    overview = python("-m", "openai_cpu_server", "--help")
+    assert overview.returncode == 0
     for command in COMMANDS:
-        assert f"\n  {command}" in listed.stdout
+        assert f"\n  {command}" in overview.stdout
         if command != "version":
             done = run(command, "--help")
             assert (done.returncode, done.stderr) == (0, "")
@@ -46,7 +46,7 @@ def test_a_command_that_does_not_exist(word: str, hint: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_commands_have_the_names_of_ollamas_too_and_help_is_a_word() -> None:
+def test_ollamas_command_names_and_the_command_help_work() -> None:
     assert run("show", "--help").stdout == run("help", "inspect").stdout != ""
     assert run("help").stdout == run("--help").stdout
 
@@ -61,8 +61,8 @@ def test_a_misspelt_option_of_a_command_is_one_line(wrong: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-IMPORTED = ("openai_cpu_server.cli.main", "openai_cpu_server.errors", "msgspec", "the command")
-"""One import among the many sends the signal, so that it comes in time on any machine."""
+SIGNALLING_IMPORTS = ("openai_cpu_server.cli.main", "openai_cpu_server.errors", "msgspec", "the command")
+"""Modules whose import sends the signal, so that it arrives in time on any machine."""
 INTERRUPT = """
 import os, runpy, sys
 _, number, module, *arguments = sys.argv
@@ -81,22 +81,22 @@ runpy.run_module("openai_cpu_server", run_name="__main__")
 
 
 @pytest.mark.parametrize(
-    ("command", "imported", "number"),
+    ("command", "module", "number"),
     [
         ("key", "openai_cpu_server.cli.main", signal.SIGINT),
         *(
-            pytest.param(command, imported, number, marks=pytest.mark.slow)
+            pytest.param(command, module, number, marks=pytest.mark.slow)
             for command in COMMANDS[:-1]
-            for imported in IMPORTED
+            for module in SIGNALLING_IMPORTS
             for number in (signal.SIGINT, signal.SIGTERM)
         ),
     ],
 )
-def test_a_signal_while_it_is_imported_says_nothing(command: str, imported: str, number: int) -> None:
-    done = python("-c", INTERRUPT, str(int(number)), imported, command, "--help")
+def test_a_signal_during_imports_ends_a_command_silently(command: str, module: str, number: int) -> None:
+    done = python("-c", INTERRUPT, str(int(number)), module, command, "--help")
     assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
 
 
-def test_what_serves_does_not_import_the_hubs_library() -> None:
+def test_serving_does_not_import_the_hubs_library() -> None:
     script = "import sys, openai_cpu_server.cli.serve; print('huggingface_hub' in sys.modules)"
     assert python("-c", script).stdout == "False\n"

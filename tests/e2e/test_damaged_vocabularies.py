@@ -1,5 +1,5 @@
-"""A model's file whose vocabulary is damaged costs that model, and nobody else: at the start, beside a good
-model, on a reload, and while its model sleeps."""
+"""A damaged vocabulary costs its own model only: at the start, beside a good model, on a reload, and while
+the model sleeps."""
 
 from __future__ import annotations
 
@@ -48,34 +48,33 @@ def damage(name: str, target: Path) -> Path:
 
 
 FATAL = ("a token twice", "no bytes")
-"""Of these llama.cpp ends its process, at once or at a text."""
+"""Damages at which llama.cpp ends its process, at once or at a text."""
 OTHERS = ("few kinds", "few scores", "no tokens", "one token", "gpt2", "nobody")
 GOOD = ("--model", f"good={tiny_model_path()}")
 MOSTLY_SLOW = [FATAL[0], *(pytest.param(name, marks=pytest.mark.slow) for name in FATAL[1:])]
 
 
-def speaks(server: ServerProcess, model: str) -> bool:
-    """Whether the model answers what any text could be, or refuses it in words; nothing ends."""
+def check_replies(server: ServerProcess, model: str) -> None:
+    """Expect an answer or a refusal for any text, also for odd ones."""
     for prompt in ("Hello", "\u00e9", "\U0001f600", "a" * 5000):
         body = {"model": model, "prompt": prompt, "max_tokens": 2}
         reply = server.post("/v1/completions", json=body)
         assert reply.status_code in (200, 400, 503), reply.text
         tokens = server.post("/tokenize", json={"model": model, "prompt": prompt})
         assert tokens.status_code in (200, 400, 503), tokens.text
-    return True
 
 
 @pytest.mark.parametrize(
     "name", [*MOSTLY_SLOW, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
-def test_alone_it_is_one_line_and_beside_a_good_model_that_goes_on(name: str, tmp_path: Path) -> None:
+def test_a_damaged_vocabulary_is_one_line_alone_and_spares_a_good_model(name: str, tmp_path: Path) -> None:
     path = damage(name, tmp_path / "bad.gguf")
     if name in FATAL:
-        ended = warm.run("serve", "--model", str(path), "--port", "0", "--jobs-db", "none")
-        assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
-        assert "is damaged" in ended.stderr
+        done = warm.run("serve", "--model", str(path), "--port", "0", "--jobs-db", "none")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "is damaged" in done.stderr
     with ServerProcess(*GOOD, "--model", f"bad={path}") as server:
-        assert speaks(server, "bad")
+        check_replies(server, "bad")
         assert answer(server, "good")
         assert (state(server, "bad") == "failed") >= (name in FATAL)
         assert server.status()["restarts"] == 0
@@ -83,7 +82,9 @@ def test_alone_it_is_one_line_and_beside_a_good_model_that_goes_on(name: str, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MOSTLY_SLOW)
-def test_while_its_model_sleeps_and_on_a_reload(name: str, tmp_path: Path) -> None:
+def test_a_vocabulary_is_damaged_while_its_model_sleeps_and_before_a_reload(
+    name: str, tmp_path: Path
+) -> None:
     path = tmp_path / "bad.gguf"
     shutil.copy(tiny_model_path(), path)
     with ServerProcess(*GOOD, "--model", f"bad={path}") as server:
@@ -98,8 +99,8 @@ def test_while_its_model_sleeps_and_on_a_reload(name: str, tmp_path: Path) -> No
         assert server.post("/v1/models/bad/load").status_code == 200
         damage(name, tmp_path / "new.gguf").replace(path)
         assert server.post("/v1/models/bad/load?reload=true").status_code == 503
-        assert answer(server, "bad")  # the one that was loaded goes on
+        assert answer(server, "bad")  # by the model that was loaded before
         assert server.post("/v1/models/bad/unload").status_code == 200
         os.truncate(path, 1000)
-        assert speaks(server, "bad")
+        check_replies(server, "bad")
         assert answer(server, "good")

@@ -1,7 +1,6 @@
-"""The demo model, which comes with the package, on the real server: what it answers; and answers that quote,
-which are drafted and verified.
+"""Answers of the packaged demo model on the real server, and quotations, which are drafted and verified.
 
-(What needs a model that knows something: `test_smollm2.py`.)
+Tests that need a model with knowledge: `test_smollm2.py`.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ def server() -> Iterator[ServerProcess]:
         yield process
 
 
-def ask(client: openai.OpenAI, said: str, **fields: Any) -> Any:
-    asked = {"messages": [{"role": "user", "content": said}], "temperature": 0, "max_tokens": 120}
-    return client.chat.completions.create(model="demo", **{**asked, **fields})
+def ask(client: openai.OpenAI, text: str, **fields: Any) -> Any:
+    params = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 120}
+    return client.chat.completions.create(model="demo", **{**params, **fields})
 
 
-def counted(server: ServerProcess, name: str) -> float:
+def metric_sum(server: ServerProcess, name: str) -> float:
     page = server.get("/metrics").text
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name + " "))
 
@@ -51,8 +50,8 @@ def test_the_demo_model_answers_in_english_remembers_and_calls_the_tool_that_fit
     choice = ask(client, "Who are you?").choices[0]
     assert choice.finish_reason == "stop"
     assert "demo model" in choice.message.content
-    said = ("My name is Anna and I live in Paris.", "Nice to meet you.", "Where do I live?")
-    turns = [{"role": "assistant" if i == 1 else "user", "content": text} for i, text in enumerate(said)]
+    texts = ("My name is Anna and I live in Paris.", "Nice to meet you.", "Where do I live?")
+    turns = [{"role": "assistant" if i == 1 else "user", "content": text} for i, text in enumerate(texts)]
     assert "Paris" in ask(client, "", messages=turns).choices[0].message.content
     choice = ask(client, "What is the weather in Paris?", tools=[WEATHER]).choices[0]
     assert choice.finish_reason == "tool_calls"
@@ -62,13 +61,13 @@ def test_the_demo_model_answers_in_english_remembers_and_calls_the_tool_that_fit
 
 def test_quotations_are_drafted_and_counted(server: ServerProcess, client: openai.OpenAI) -> None:
     names = ("ocs_drafted_tokens_total", "ocs_accepted_draft_tokens_total")
-    before = [counted(server, name) for name in names]
-    answers = [ask(client, said, n=2) for said in QUOTING]
+    before = [metric_sum(server, name) for name in names]
+    answers = [ask(client, text, n=2) for text in QUOTING]
     drafted = sum(answer.timings["draft_n"] for answer in answers)
     accepted = sum(answer.timings["draft_n_accepted"] for answer in answers)
     assert 0 < accepted <= drafted
     assert all(answer.choices[0].message.content == answer.choices[1].message.content for answer in answers)
-    drafted_in_all, accepted_in_all = (counted(server, name) for name in names)
+    drafted_in_all, accepted_in_all = (metric_sum(server, name) for name in names)
     assert [drafted_in_all - before[0], accepted_in_all - before[1]] == [drafted, accepted]
     assert server.get("/v1/stats").json()["speculation"] == {
         "drafted_since_start": drafted_in_all,

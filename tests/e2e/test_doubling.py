@@ -1,4 +1,4 @@
-"""Small programs of clients that double what they make: none grows in the process that must not die."""
+"""Small inputs of clients that expand exponentially: none grows the API process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.native, pytest.mark.thorough]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 GENERATE = "/api/generate"
 DOUBLINGS = 40
-MOST_GROWTH = 64 * 2**20
+NESTED = "[" * 100_000 + "]" * 100_000
+MAX_GROWTH_BYTES = 64 * 2**20
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -86,12 +87,12 @@ def no_growth(server: ServerProcess) -> Iterator[None]:
     process = psutil.Process(server.process.pid)
     before = process.memory_info().rss
     yield
-    assert process.memory_info().rss - before < MOST_GROWTH
+    assert process.memory_info().rss - before < MAX_GROWTH_BYTES
     assert server.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_that_doubles_does_not_grow_here(server: ServerProcess, name: str) -> None:
+def test_a_program_that_doubles_does_not_grow_the_server(server: ServerProcess, name: str) -> None:
     path, body = PROGRAMS[name]
     body = {**body, **({"stream": False} if path.startswith("/api") else {"max_tokens": 4})}
     with no_growth(server):
@@ -100,13 +101,12 @@ def test_a_program_that_doubles_does_not_grow_here(server: ServerProcess, name: 
 
 
 def test_a_body_that_inflates_or_nests_is_refused(server: ServerProcess) -> None:
-    """A few kilobytes would be 200 MB."""
+    """The body inflates from a few kilobytes to 200 MB."""
     body = gzip.compress(json.dumps({"prompt": "a" * 200_000_000}).encode())
     headers = {"content-encoding": "gzip", "content-type": "application/json"}
-    nested = '{"messages":' + "[" * 100_000 + "]" * 100_000 + "}"
     with no_growth(server):
         assert server.post(COMPLETIONS, content=body, headers=headers).status_code == 413
-        assert server.post(CHAT, content=nested).status_code == 400
+        assert server.post(CHAT, content=f'{{"messages":{NESTED}}}').status_code == 400
 
 
 FORMS = {
@@ -139,18 +139,18 @@ for line in sys.stdin:
 """
 
 
-def test_tools_of_a_server_that_double_do_not_grow_here(tmp_path: Path) -> None:
-    """The parameters of one are a schema that doubles; the result of the other is a picture of a few
-    kilobytes that would be 400 MB."""
+def test_mcp_tools_that_double_do_not_grow_the_server(tmp_path: Path) -> None:
+    """The parameters of one tool are a schema that doubles. The result of the other is a picture of a few
+    kilobytes that decodes to 400 MB."""
     picture = {"type": "image", "mimeType": "image/png", "data": base64.b64encode(bomb()).decode()}
     doubling = {"properties": {"a": {"$ref": "#/$defs/d40"}}, "$defs": REFERENCES["$defs"]}
-    offered = [
+    specs = [
         {"name": name, "inputSchema": {"type": "object", "additionalProperties": False, **schema}}
         for name, schema in {"doubles": doubling, "shows": {}}.items()
     ]
-    about = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
-    about |= {"serverInfo": {"name": "raw", "version": "1"}}
-    results = {"initialize": about, "tools/list": {"tools": offered}, "tools/call": {"content": [picture]}}
+    handshake = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+    handshake |= {"serverInfo": {"name": "raw", "version": "1"}}
+    results = {"initialize": handshake, "tools/list": {"tools": specs}, "tools/call": {"content": [picture]}}
     script, answers, config = (tmp_path / name for name in ("tools.py", "answers.json", "config.toml"))
     script.write_text(TOOLS)
     answers.write_text(json.dumps({method: {"result": result} for method, result in results.items()}))
@@ -170,7 +170,7 @@ def test_tools_of_a_server_that_double_do_not_grow_here(tmp_path: Path) -> None:
 AMBIGUOUS = "root ::= s\ns ::= [a-z] s [a-z] s | [a-z] s | [a-z]"
 
 
-def test_a_grammar_that_is_too_ambiguous_on_its_way_is_refused_at_once_from_then_on(
+def test_a_grammar_that_becomes_too_ambiguous_is_refused_at_once_the_next_time(
     server: ServerProcess,
 ) -> None:
     body = {"prompt": "hi", "grammar": AMBIGUOUS, "n_predict": 2000, "temperature": 0}
@@ -183,7 +183,6 @@ def test_a_grammar_that_is_too_ambiguous_on_its_way_is_refused_at_once_from_then
     assert server.post("/completion", json={**body, "n_predict": 4}).status_code == 200
 
 
-NESTED = "[" * 100_000 + "]" * 100_000
 PARTS = {
     "nested": f'"prompt":{NESTED}',
     "huge number": '"prompt":"a","seed":1e999999',
@@ -197,7 +196,7 @@ PARTS = {
 def test_a_row_that_nests_or_is_huge_fails_alone(server: ServerProcess, name: str) -> None:
     head = '"method":"POST","url":"/v1/completions","body":{"max_tokens":2,'
     parts = {"bad": PARTS[name], "good": '"prompt":"a"'}
-    rows = "".join(f'{{"custom_id":"{one}",{head}{part}}}}}\n' for one, part in parts.items())
+    rows = "".join(f'{{"custom_id":"{custom_id}",{head}{part}}}}}\n' for custom_id, part in parts.items())
     upload = {"file": ("rows.jsonl", rows.encode())}
     window = {"endpoint": "/v1/completions", "completion_window": "24h"}
     with no_growth(server):
@@ -207,7 +206,7 @@ def test_a_row_that_nests_or_is_huge_fails_alone(server: ServerProcess, name: st
         if batch.status_code == 200:
             path = f"/v1/batches/{batch.json()['id']}"
             wait_until(lambda: server.get(path).json()["status"] in ("failed", "completed"))
-            ended = server.get(path).json()
-            assert ended["status"] == "failed" or ended["request_counts"]["completed"] == 1, ended
+            state = server.get(path).json()
+            assert state["status"] == "failed" or state["request_counts"]["completed"] == 1, state
         else:
             assert batch.status_code == 400, batch.text

@@ -1,4 +1,4 @@
-"""Clients that embed and rerank, with only the base URL changed: the real server with MiniLM and SmolLM2."""
+"""Clients that embed and rerank on a real server with MiniLM and SmolLM2. Only their base URL is changed."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def server() -> Iterator[ServerProcess]:
 
 
 def cosines(vectors: list[list[float]]) -> list[float]:
-    """Of the first and second, first and third, second and third."""
+    """Return the cosines of vectors 1 and 2, 1 and 3, 2 and 3."""
     rows = np.array(vectors)
     assert np.linalg.norm(rows, axis=1) == pytest.approx([1, 1, 1], abs=1e-5)
     return [float(rows[i] @ rows[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
 
 
-def test_the_published_cosines(client: openai.OpenAI) -> None:
-    """The SDK asks for base64 by itself."""
+def test_cosines_are_the_published_ones(client: openai.OpenAI) -> None:
+    """The SDK requests base64 by default."""
     packed = client.embeddings.create(model="minilm", input=WEATHER)
     plain = client.embeddings.create(model="minilm", input=WEATHER, encoding_format="float")
     for answer in (packed, plain):
@@ -50,16 +50,16 @@ def test_the_published_cosines(client: openai.OpenAI) -> None:
     assert packed.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-9)
 
 
-def test_langchain_answers_from_what_it_has_retrieved(server: ServerProcess) -> None:
-    asked = {"base_url": server.url + "/v1", "api_key": "none"}
-    embeds = langchain_openai.OpenAIEmbeddings(**asked, model="minilm", check_embedding_ctx_length=False)
-    store = vectorstores.InMemoryVectorStore(embeds)
+def test_langchain_answers_from_a_retrieved_text(server: ServerProcess) -> None:
+    endpoint = {"base_url": server.url + "/v1", "api_key": "none"}
+    embedder = langchain_openai.OpenAIEmbeddings(**endpoint, model="minilm", check_embedding_ctx_length=False)
+    store = vectorstores.InMemoryVectorStore(embedder)
     store.add_texts(FACTS)
     (found,) = store.similarity_search(QUESTION, k=1)
     assert found.page_content == FACTS[0]
-    chat = langchain_openai.ChatOpenAI(**asked, model="smollm2", temperature=0, max_tokens=40)
-    told = chat.invoke(f"Answer from this text: {found.page_content}\n\n{QUESTION}")
-    assert "seven" in str(told.content)
+    chat = langchain_openai.ChatOpenAI(**endpoint, model="smollm2", temperature=0, max_tokens=40)
+    reply = chat.invoke(f"Answer from this text: {found.page_content}\n\n{QUESTION}")
+    assert "seven" in str(reply.content)
 
 
 def test_llama_index_embeds_and_reranks(server: ServerProcess) -> None:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.native, pytest.mark.slow, pytest.mark.timeout(1800)]
 HARNESS = "lm-eval[api]==0.4.13"
 PAIRS = [
     *(["The capital of France is", f" {town}."] for town in ("Paris", "Berlin")),
-    *(["Question: What is 2 + 2?\nAnswer:", said] for said in (" 4", " five, of course")),
+    *(["Question: What is 2 + 2?\nAnswer:", answer] for answer in (" 4", " five, of course")),
     ["The cat sat on the mat because it was", " tired.\n"],
     ["Grüße aus", " Köln, wo der Dom steht – und 世界 auch."],
     ["def add(a, b):\n    return", " a + b\n"],
@@ -38,8 +38,8 @@ import json, sys
 from lm_eval.api.instance import Instance
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 url, pairs, texts = json.load(sys.stdin)
-how = dict(tokenizer_backend="remote", num_concurrent=%d, batch_size=%d)
-model = LocalCompletionsAPI(base_url=url, model="smollm2", **how)
+options = dict(tokenizer_backend="remote", num_concurrent=%d, batch_size=%d)
+model = LocalCompletionsAPI(base_url=url, model="smollm2", **options)
 instances = [Instance("loglikelihood", {}, tuple(pair), i) for i, pair in enumerate(pairs)]
 scores = model.loglikelihood(instances, disable_tqdm=True)
 rolling = [Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate(texts)]
@@ -50,12 +50,12 @@ import json, sys
 import llama_cpp
 import numpy as np
 from llama_cpp import Llama
-usual = llama_cpp.llama_model_default_params
-def as_in_the_file():  # weights are not rearranged, which rounds otherwise
-    params = usual()
+default_params = llama_cpp.llama_model_default_params
+def unpacked_params():  # repacked weights round differently
+    params = default_params()
     params.use_extra_bufts = False
     return params
-llama_cpp.llama_cpp.llama_model_default_params = llama_cpp.llama_model_default_params = as_in_the_file
+llama_cpp.llama_cpp.llama_model_default_params = llama_cpp.llama_model_default_params = unpacked_params
 path, pairs, texts = json.load(sys.stdin)
 model = Llama(path, n_ctx=512, n_batch=512, logits_all=True, flash_attn=True, use_mmap=True, verbose=False)
 def tokens(text):
@@ -68,11 +68,11 @@ def score(context, continuation):
     logits -= np.log(np.exp(logits).sum(1, keepdims=True))
     greedy = logits.argmax(1).tolist() == continuation
     return float(logits[np.arange(len(continuation)), continuation].sum()), greedy
-found = []
+scores = []
 for context, continuation in pairs:
-    whole, begun = tokens(context + continuation), tokens(context)
-    found.append(score(whole[: len(begun)], whole[len(begun) :]))
-print(json.dumps([found, [score([model.token_bos()], tokens(text))[0] for text in texts]]))
+    whole, prefix = tokens(context + continuation), tokens(context)
+    scores.append(score(whole[: len(prefix)], whole[len(prefix) :]))
+print(json.dumps([scores, [score([model.token_bos()], tokens(text))[0] for text in texts]]))
 """
 
 
@@ -87,24 +87,25 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def told(python: Path | str, program: str, *given: object) -> list[list[object]]:
-    done = subprocess.run([python, "-c", program], input=json.dumps(given), capture_output=True, text=True)
+def run_program(python: Path | str, program: str, *inputs: object) -> list[list[object]]:
+    done = subprocess.run([python, "-c", program], input=json.dumps(inputs), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
-    ("at_once", "together", "options"), [(1, 1, ()), (4, 1, ("--max-seqs", "1")), (1, 4, ("--max-seqs", "1"))]
+    ("num_concurrent", "batch_size", "options"),
+    [(1, 1, ()), (4, 1, ("--max-seqs", "1")), (1, 4, ("--max-seqs", "1"))],
 )
 def test_scores_are_those_of_plain_llama_cpp(
-    harness: Path, smollm2: Path, at_once: int, together: int, options: tuple[str, ...]
+    harness: Path, smollm2: Path, num_concurrent: int, batch_size: int, options: tuple[str, ...]
 ) -> None:
-    """With what rounds as it does, and each text by itself: beside others it rounds otherwise."""
-    plain_scores, plain_rolling = told(sys.executable, _PLAIN, str(smollm2), PAIRS, TEXTS)
+    """Own kernels, repacking and several texts in one step round differently, so all are switched off."""
+    plain_scores, plain_rolling = run_program(sys.executable, _PLAIN, str(smollm2), PAIRS, TEXTS)
     exact = ("--kernels", "off", "--repack", "off", *options)
     with ServerProcess("--model", f"smollm2={smollm2}", *exact) as server:
         url = server.url + "/v1/completions"
-        scores, rolling = told(harness, _HARNESS % (at_once, together), url, PAIRS, TEXTS)
+        scores, rolling = run_program(harness, _HARNESS % (num_concurrent, batch_size), url, PAIRS, TEXTS)
     assert [score for score, _ in scores] == pytest.approx([score for score, _ in plain_scores], abs=1e-3)
     assert [greedy for _, greedy in scores] == [greedy for _, greedy in plain_scores]
     assert rolling == pytest.approx(plain_rolling, abs=1e-3)

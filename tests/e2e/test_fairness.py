@@ -1,4 +1,4 @@
-"""Clients that name nobody take turns by their addresses, and a proxy's users by those that it names."""
+"""Clients take turns by their addresses, and users of a trusted proxy by the addresses that it forwards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fair() -> Iterator[ServerProcess]:
 
 
 def http(server: ServerProcess, address: str, user: str = "") -> httpx.AsyncClient:
-    """A client that comes from this address of the machine; a proxy names the user that it speaks for."""
+    """Return a client with this local address. A proxy forwards the address of its user."""
     headers = {"x-api-key": "root", **({"x-forwarded-for": user} if user else {})}
     transport = httpx.AsyncHTTPTransport(local_address=address, limits=httpx.Limits(max_connections=None))
     return httpx.AsyncClient(base_url=server.url, transport=transport, headers=headers, timeout=DEADLINE_S)
@@ -35,22 +35,22 @@ def http(server: ServerProcess, address: str, user: str = "") -> httpx.AsyncClie
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("greedy", "other", "has_users", "waits"),
+    ("greedy", "other", "has_users", "must_wait"),
     [
         ((PROXY, ""), (STRANGER, ""), False, False),
         ((PROXY, "198.51.100.1"), (PROXY, "198.51.100.2"), False, False),
-        ((PROXY, ""), (STRANGER, ""), True, False),  # a new user for each request is no new client
-        ((STRANGER, "198.51.100.1"), (STRANGER, "198.51.100.2"), False, True),  # what it says is not believed
+        ((PROXY, ""), (STRANGER, ""), True, False),  # a new `user` in each request makes no new client
+        ((STRANGER, "198.51.100.1"), (STRANGER, "198.51.100.2"), False, True),  # its header is not trusted
     ],
     ids=["addresses", "a proxy's users", "users", "a stranger"],
 )
 async def test_one_client_does_not_wait_behind_all_requests_of_another(
-    fair: ServerProcess, greedy: tuple[str, str], other: tuple[str, str], has_users: bool, waits: bool
+    fair: ServerProcess, greedy: tuple[str, str], other: tuple[str, str], has_users: bool, must_wait: bool
 ) -> None:
-    """The engine is stopped until all of them wait; the log has their ends in order."""
+    """The engine is suspended until all requests are queued. The log has their ends in order."""
     body = {"prompt": "a", "max_tokens": 8, "ignore_eos": True}
     first_line = len(fair.lines)
-    async with http(fair, *greedy) as many, http(fair, *other) as one:
+    async with http(fair, *greedy) as many, http(fair, *other) as other_client:
 
         async def ask(client: httpx.AsyncClient, name: str) -> httpx.Response:
             fields = {**body, "user": name} if has_users else body
@@ -59,7 +59,7 @@ async def test_one_client_does_not_wait_behind_all_requests_of_another(
         with suspended(fair.engine.pid):
             tasks = [asyncio.create_task(ask(many, f"greedy-{number}")) for number in range(NUM_QUEUED)]
             await asyncio.to_thread(wait_until, lambda: num_live(fair) == NUM_QUEUED)
-            tasks.append(asyncio.create_task(ask(one, "other")))
+            tasks.append(asyncio.create_task(ask(other_client, "other")))
             await asyncio.to_thread(wait_until, lambda: num_live(fair) == NUM_QUEUED + 1)
         assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
 
@@ -68,4 +68,4 @@ async def test_one_client_does_not_wait_behind_all_requests_of_another(
 
     await asyncio.to_thread(wait_until, lambda: len(ends()) == NUM_QUEUED + 1)
     (place,) = (number for number, line in enumerate(ends()) if "id=other " in line)
-    assert (place > NUM_QUEUED // 2) == waits, ends()
+    assert (place > NUM_QUEUED // 2) == must_wait, ends()

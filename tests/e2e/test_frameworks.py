@@ -1,11 +1,11 @@
 """LangChain, LlamaIndex, Pydantic AI and OpenAI's Agents SDK with only the base URL changed.
 
-Answers, streams, agents and typed answers, each by its own way of asking, and with the hints and notes that
-each sends to anybody.
+Answers, streams, agents and typed answers, by the routes and with the extra fields that each framework uses.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -41,29 +41,29 @@ def water(place: Literal["Bonn", "Cologne"]) -> str:
 
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
 def langchain(request: pytest.FixtureRequest, server: ServerProcess) -> langchain_openai.ChatOpenAI:
-    asked = {"model": "tiny", **SHORT, "use_responses_api": request.param}
-    return langchain_openai.ChatOpenAI(base_url=server.url + "/v1", api_key="none", **asked)
+    options = {"model": "tiny", **SHORT, "use_responses_api": request.param}
+    return langchain_openai.ChatOpenAI(base_url=server.url + "/v1", api_key="none", **options)
 
 
 @pytest.mark.thorough
-def test_a_graph_calls_a_tool_and_tells_its_result(langchain: langchain_openai.ChatOpenAI) -> None:
-    """The first turn must call. `strict`: a model of random weights would add arguments without end."""
-    calling = langchain.bind_tools([water], tool_choice="any", parallel_tool_calls=False, strict=True)
+def test_a_graph_calls_a_tool_and_answers_from_its_result(langchain: langchain_openai.ChatOpenAI) -> None:
+    """The first turn must call. Without `strict`, a model with random weights adds arguments without end."""
+    caller = langchain.bind_tools([water], tool_choice="any", parallel_tool_calls=False, strict=True)
     graph = graphs.StateGraph(graphs.MessagesState)
-    graph.add_node("call", lambda state: {"messages": [calling.invoke(state["messages"])]})
+    graph.add_node("call", lambda state: {"messages": [caller.invoke(state["messages"])]})
     graph.add_node("tools", prebuilt.ToolNode([water]))
-    graph.add_node("tell", lambda state: {"messages": [langchain.invoke(state["messages"])]})
-    for one, other in (("__start__", "call"), ("call", "tools"), ("tools", "tell"), ("tell", "__end__")):
-        graph.add_edge(one, other)
+    graph.add_node("answer", lambda state: {"messages": [langchain.invoke(state["messages"])]})
+    for source, target in itertools.pairwise(("__start__", "call", "tools", "answer", "__end__")):
+        graph.add_edge(source, target)
     question = messages.HumanMessage("How high is the water in Bonn?")
-    said = graph.compile().invoke({"messages": [question]})["messages"]
-    assert [each.type for each in said] == ["human", "ai", "tool", "ai"]
-    assert [call["name"] for call in said[1].tool_calls] == ["water"]
+    turns = graph.compile().invoke({"messages": [question]})["messages"]
+    assert [turn.type for turn in turns] == ["human", "ai", "tool", "ai"]
+    assert [call["name"] for call in turns[1].tool_calls] == ["water"]
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own
-async def test_llama_index_calls_a_tool_and_tells_its_result(server: ServerProcess) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within LlamaIndex
+async def test_llama_index_calls_a_tool_and_answers_from_its_result(server: ServerProcess) -> None:
     called: list[str] = []
 
     def high_water() -> str:
@@ -72,14 +72,14 @@ async def test_llama_index_calls_a_tool_and_tells_its_result(server: ServerProce
         return "yes"
 
     async with httpx.AsyncClient(timeout=DEADLINE_S) as http:
-        asked = {"model": "tiny", "is_chat_model": True, "is_function_calling_model": True, **SHORT}
-        llm = llms.OpenAILike(api_base=server.url + "/v1", api_key="none", async_http_client=http, **asked)
+        options = {"model": "tiny", "is_chat_model": True, "is_function_calling_model": True, **SHORT}
+        llm = llms.OpenAILike(api_base=server.url + "/v1", api_key="none", async_http_client=http, **options)
         agent = workflow.FunctionAgent(
             tools=[high_water], llm=llm, initial_tool_choice="high_water", timeout=DEADLINE_S
         )
         answer = await agent.run("Is the water high?", max_iterations=3)
     assert called == ["high"]
-    assert [one.tool_name for one in answer.tool_calls] == ["high_water"]
+    assert [call.tool_name for call in answer.tool_calls] == ["high_water"]
     assert answer.response.content
 
 
@@ -120,8 +120,8 @@ async def test_an_agent_calls_the_tool_that_it_must(agents_model: agents.Model) 
         return "no"
 
     settings = agents.ModelSettings(**SHORT, tool_choice="low_water")
-    how: Any = {"tools": [high_water, low_water], "model": agents_model, "model_settings": settings}
-    agent = agents.Agent(name="guard", instructions="Look.", **how)
+    options: Any = {"tools": [high_water, low_water], "model": agents_model, "model_settings": settings}
+    agent = agents.Agent(name="guard", instructions="Look.", **options)
     result = await agents.Runner.run(agent, "Is the water high?", max_turns=3)
     assert called == ["low"]
     kinds = [item.type for item in result.new_items]

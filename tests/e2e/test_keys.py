@@ -1,8 +1,8 @@
 """Keys of a real server: a file that changes while it serves, TLS, limits in Redis, a log without
 secrets.
 
-The access matrix of all routes: tests/api/test_access_matrix.py; wrong files: tests/http/test_keys.py;
-prompts of other keys: tests/api/test_cache_routes.py.
+Access to all routes: tests/api/test_access_matrix.py. Wrong files: tests/http/test_keys.py. Prompts of other
+keys: tests/api/test_cache_routes.py.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 
 def make_key(name: str, *more: str) -> tuple[str, str]:
-    """A key as the command prints it, and its lines for the file."""
+    """Return a new key of the command and its lines for the file."""
     printed = run("key", name)
     assert printed.returncode == 0
     return printed.stderr.split()[-1], "\n".join((printed.stdout.strip(), *more, ""))
 
 
-def say(client: openai.OpenAI) -> openai.types.Completion:
+def complete(client: openai.OpenAI) -> openai.types.Completion:
     return client.completions.create(model="tiny", prompt="a", max_tokens=2)
 
 
 def test_keys_change_while_the_server_serves_and_nothing_secret_is_logged(tmp_path: Path) -> None:
-    """A stream goes on when its key is taken away."""
+    """A stream continues when its key is removed."""
     ann, ann_lines = make_key("ann", "requests_per_minute = 1000")
     bob, bob_lines = make_key("bob", "admin = true")
     path = tmp_path / "keys.toml"
@@ -53,7 +53,7 @@ def test_keys_change_while_the_server_serves_and_nothing_secret_is_logged(tmp_pa
             with pytest.raises(openai.PermissionDeniedError):
                 as_ann.delete("/cache", cast_to=object)
             with pytest.raises(openai.AuthenticationError):
-                say(as_bob)
+                complete(as_bob)
             assert server.get("/health").status_code == 200
 
             stream = as_ann.completions.create(
@@ -65,15 +65,15 @@ def test_keys_change_while_the_server_serves_and_nothing_secret_is_logged(tmp_pa
             server.wait_for("(1 API keys read)")
             *_, last = stream
             assert last.choices[0].finish_reason == "length"
-            assert say(as_bob).choices
+            assert complete(as_bob).choices
             as_bob.delete("/cache", cast_to=object)
             with pytest.raises(openai.AuthenticationError):
-                say(as_ann)
+                complete(as_ann)
 
             path.write_text(ann_lines + "[keys.broken")
             os.kill(server.process.pid, signal.SIGHUP)
             server.wait_for("(the keys are unchanged: .*keys.toml)")
-            assert say(as_bob).choices
+            assert complete(as_bob).choices
         server.get("/v1/models", headers={"authorization": f"Basic {ann}"})
         server.get("/v1/models", params={"key": ann})
     log = "".join(server.lines)
@@ -82,7 +82,7 @@ def test_keys_change_while_the_server_serves_and_nothing_secret_is_logged(tmp_pa
     assert bob not in log
 
 
-def test_sighup_while_the_model_is_downloaded_waits_until_it_is_there(tmp_path: Path) -> None:
+def test_sighup_during_the_models_download_waits_for_its_end(tmp_path: Path) -> None:
     path = key_file(tmp_path / "keys.toml", {"ann": ""})
     with hub_running({"acme/tiny": Repo({"tiny.gguf": tiny_model_path().read_bytes()})}) as hub:
         hub.stall_after = 1000
@@ -125,7 +125,7 @@ def test_https_and_sighup_without_a_key_file(tmp_path: Path) -> None:
 
 
 def test_two_servers_count_tokens_together_in_redis(tmp_path: Path) -> None:
-    """Redis that is away: tests/api/test_rate_limits.py."""
+    """Unavailable Redis: tests/api/test_rate_limits.py."""
     keys = key_file(tmp_path / "keys.toml", {"ann": "tokens_per_day = 1000"})
     body = {"prompt": "x", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
     with RedisServer() as redis:

@@ -23,7 +23,7 @@ MIB = 2**20
 SHORT = {"prompt": "a", "max_tokens": 1}
 MANY = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1500, "ignore_eos": True, "n": 4}
 MANY |= {"stream": True, "logprobs": True, "top_logprobs": 20}
-"""Chunks of more than 10 MB, far more than sockets take."""
+"""Request whose chunks have more than 10 MB, far more than socket buffers hold."""
 
 
 def post(body: object, *, request_id: str = "any") -> bytes:
@@ -40,7 +40,7 @@ def error_in(answer: bytes) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[ServerProcess]:
-    """Holds all that it generates: no reader is dropped for another reason than time."""
+    """Server that buffers whole answers, so that only timeouts drop a reader."""
     options = ("--read-timeout-s", "1", "--write-timeout-s", "1", "--stream-buffer-mb", "1024")
     with tiny_server("--ctx-size", "16384", *options) as server:
         yield server
@@ -55,7 +55,7 @@ def test_a_client_that_stops_reading_is_dropped(strict: ServerProcess) -> None:
     assert b"[DONE]" not in rest
 
 
-def test_what_is_held_for_a_slow_reader_is_bounded() -> None:
+def test_the_buffer_of_a_slow_reader_is_bounded() -> None:
     """The buffer is full long before the write timeout."""
     with tiny_server("--ctx-size", "16384", "--write-timeout-s", "600", "--stream-buffer-mb", "1") as server:
         before = server.status()["memory"]["rss_bytes"]
@@ -66,19 +66,19 @@ def test_what_is_held_for_a_slow_reader_is_bounded() -> None:
             grown = server.status()["memory"]["rss_bytes"] - before
             assert b"reader_too_slow" in everything_until(sock, b"reader_too_slow")
     assert grown < 64 * MIB
-    assert " 0 output tokens" in server.lines[-1]  # none of the four came to its end
+    assert " 0 output tokens" in server.lines[-1]  # none of the four sequences has finished
 
 
 def test_a_client_that_sends_nothing_or_headers_drop_by_drop_is_dropped(strict: ServerProcess) -> None:
     with connect(strict) as silent, connect(strict) as slow:
         slow.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n")
         slow.settimeout(0.1)
-        wait_until(lambda: not drip(slow))
+        wait_until(lambda: not send_header(slow))
         assert everything(silent) == b""
 
 
-def drip(sock: socket.socket) -> bool:
-    """Send one more header; False once the other side is gone."""
+def send_header(sock: socket.socket) -> bool:
+    """Send one more header; return False once the server has closed the connection."""
     try:
         sock.sendall(b"a: b\r\n")
         return sock.recv(100) != b""
@@ -88,7 +88,7 @@ def drip(sock: socket.socket) -> bool:
         return False
 
 
-def test_what_is_no_http_gets_an_error_object(strict: ServerProcess) -> None:
+def test_bytes_that_are_not_http_get_an_error_object(strict: ServerProcess) -> None:
     with connect(strict) as sock:
         sock.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         answer = everything(sock)
@@ -102,11 +102,11 @@ def test_what_is_no_http_gets_an_error_object(strict: ServerProcess) -> None:
 
 
 def test_few_open_files_mean_fewer_connections_and_the_others_are_refused() -> None:
-    """Many more than there are files for, one after the other: each of them gets its answer."""
+    """Many more connections than open files come one after the other, and each gets its answer."""
     with tiny_server("--ctx-size", "4096", "--read-timeout-s", "600", max_open_files=160) as server:
-        said = next(line for line in server.lines if "WARNING at most" in line)
-        assert "at most 32 connections instead of the 4096" in said
-        assert "160 open files" in said
+        warning = next(line for line in server.lines if "WARNING at most" in line)
+        assert "at most 32 connections instead of the 4096" in warning
+        assert "160 open files" in warning
         with ExitStack() as idle:
             for _ in range(32):
                 idle.enter_context(connect(server))
@@ -126,46 +126,46 @@ def test_few_open_files_mean_fewer_connections_and_the_others_are_refused() -> N
 LARGE = b" " * (4 * MIB - 100) + json.dumps(SHORT).encode().ljust(100)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(LARGE)
 MEDIUM = LARGE[-400 * 1024 :]
-"""More than is left beside two large bodies of which the last byte is missing."""
+"""Body larger than the budget beside two large ones that lack their last byte."""
 
 
-def almost_all(server: ServerProcess) -> socket.socket:
-    """A connection that still has to send its last byte, or that was refused on the way."""
+def unfinished_upload(server: ServerProcess) -> socket.socket:
+    """Return a connection that lacks the last byte of its body, or that was refused while it was sent."""
     sock = connect(server)
     with contextlib.suppress(ConnectionError):
         sock.sendall(HEAD + LARGE[:-1])
     return sock
 
 
-def posted(server: ServerProcess, body: bytes) -> httpx.Response | None:
-    """None where the answer is lost: refused while it was sent."""
+def response_to(server: ServerProcess, body: bytes) -> httpx.Response | None:
+    """Return None if the body was refused while it was sent, which loses the answer."""
     try:
         return server.post("/v1/completions", content=body)
     except httpx.TransportError:
         return None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is read from a socket")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what is read from a socket")
 def test_a_flood_of_large_bodies() -> None:
     options = ("--max-body-mb", "4", "--max-bodies-mb", "8", "--ctx-size", "4096")
     with tiny_server(*options) as server, ExitStack() as stack:
         for _ in range(3):
-            answer = posted(server, LARGE)
+            answer = response_to(server, LARGE)
             assert answer.status_code == 200
         before = server.status()["memory"]["rss_bytes"]
-        first, second = (stack.enter_context(almost_all(server)) for _ in range(2))
+        first, second = (stack.enter_context(unfinished_upload(server)) for _ in range(2))
         wait_until(lambda: is_read(first) and is_read(second))
-        refused = posted(server, MEDIUM)
+        refused = response_to(server, MEDIUM)
         if refused is not None:
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             assert refused.json()["error"]["code"] == "too_many_bodies"
         for _ in range(40):
-            stack.enter_context(almost_all(server))
-        # Without a bound: 160 MiB, and as much to join them.
+            stack.enter_context(unfinished_upload(server))
+        # Without a bound: 160 MiB of pieces, and as much to join them.
         assert server.status()["memory"]["rss_bytes"] - before < 64 * MIB
         assert server.post("/v1/completions", json=SHORT).status_code == 200
         for sock in (first, second):
             sock.sendall(LARGE[-1:])
             assert sock.recv(65536).startswith(b"HTTP/1.1 200")
         stack.close()
-        wait_until(lambda: (answer := posted(server, LARGE)) is not None and answer.status_code == 200)
+        wait_until(lambda: (answer := response_to(server, LARGE)) is not None and answer.status_code == 200)

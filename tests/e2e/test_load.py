@@ -1,4 +1,4 @@
-"""Hundreds of streams held at once, and connections that are half dead, by the real server."""
+"""Hundreds of streams at once on the real server."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def busy() -> Iterator[ServerProcess]:
 
 
 def held_bytes(server: ServerProcess) -> int:
-    """Without readers: another one may start while prompts wait to be read."""
-    return sum(one.memory_info().rss for one in (psutil.Process(server.process.pid), server.engine))
+    """Return the memory without readers, because another one may start while prompts wait to be read."""
+    return sum(process.memory_info().rss for process in (psutil.Process(server.process.pid), server.engine))
 
 
 async def stream(port: int, max_tokens: int = 3) -> bytes:
@@ -46,31 +46,31 @@ async def stream(port: int, max_tokens: int = 3) -> bytes:
 
 
 async def all_streams(server: ServerProcess, port: int, number: int) -> tuple[list[bytes], int]:
-    """The answers, and what the processes hold while all are live: long ones keep the slots until then."""
+    """Return the answers and the memory while all streams are live. Long ones hold the slots until then."""
     long = [asyncio.create_task(stream(port, 3900)) for _ in range(SLOTS)]
     await asyncio.to_thread(wait_until, lambda: num_live(server) >= SLOTS)
     short = [asyncio.create_task(stream(port)) for _ in range(number)]
     await asyncio.to_thread(wait_until, lambda: num_live(server) >= number)
-    held = held_bytes(server)
-    for one in long:
-        one.cancel()
+    memory = held_bytes(server)
+    for task in long:
+        task.cancel()
     await asyncio.wait(long)
-    return await asyncio.gather(*short), held
+    return await asyncio.gather(*short), memory
 
 
 @pytest.mark.parametrize("number", [300, pytest.param(1000, marks=pytest.mark.slow)])
-def test_many_streams_at_once_all_come_to_their_end(busy: ServerProcess, number: int) -> None:
-    """Most of them wait. A waiting stream costs some tens of kilobytes, beside the memory of threads."""
+def test_many_streams_at_once_all_finish(busy: ServerProcess, number: int) -> None:
+    """Most streams wait. A waiting stream costs some tens of kilobytes, beside the memory of threads."""
     port = int(busy.url.rsplit(":", 1)[1])
     asyncio.run(stream(port))
     before = held_bytes(busy)
-    answers, held = asyncio.run(all_streams(busy, port, number))
+    answers, memory = asyncio.run(all_streams(busy, port, number))
     for answer in answers:
         assert answer.startswith(b"HTTP/1.1 200"), answer[:500]
         assert answer.count(b'"finish_reason":"length"') == 1
         assert b"data: [DONE]" in answer
     ids = {re.search(rb'"id":"(chatcmpl-\w+)"', answer)[1] for answer in answers}  # type: ignore[index]
     assert len(ids) == number
-    assert max(held, held_bytes(busy)) - before < 32 * 2**20 + number * 256 * 1024
+    assert max(memory, held_bytes(busy)) - before < 32 * 2**20 + number * 256 * 1024
     assert any(b": queued position=" in answer for answer in answers)
     assert busy.status()["restarts"] == 0

@@ -1,4 +1,4 @@
-"""Hostile bodies cost their own request, and nobody else the event loop's time."""
+"""Hostile bodies do not stall the event loop for other requests."""
 
 from __future__ import annotations
 
@@ -17,72 +17,72 @@ from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-SAID = b'"messages":[{"role":"user","content":"hi"}]'
+HI = b'"messages":[{"role":"user","content":"hi"}]'
 CHAT = "/v1/chat/completions"
 
 
-def listed(item: bytes, num_bytes: int) -> bytes:
+def list_of(item: bytes, num_bytes: int) -> bytes:
     return b"[" + b",".join([item] * (num_bytes // (len(item) + 1))) + b"]"
 
 
-def named(value: bytes, num_bytes: int) -> bytes:
+def object_of(value: bytes, num_bytes: int) -> bytes:
     fields = (b'"%d":%s' % (number, value) for number in range(num_bytes // (len(value) + 9)))
     return b"{" + b",".join(fields) + b"}"
 
 
 def rules() -> bytes:
-    """97 kB: each rule names the next."""
+    """Return a grammar of 97 kB whose rules each refer to the next."""
     links = "\n".join(f'r{number} ::= "a" r{number + 1}' for number in range(5_000))
     return json.dumps(f'root ::= r0\n{links}\nr5000 ::= "x"').encode()
 
 
 def definitions() -> bytes:
-    """Each is an array of the next."""
+    """Return a schema whose definitions are each an array of the next."""
     links = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(2_500)}
     schema = {"$defs": {**links, "d2500": {"type": "null"}}, "$ref": "#/$defs/d0"}
     return json.dumps({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}).encode()
 
 
 def document() -> bytes:
-    """15 MB of text, which is more than a conversation takes."""
+    """Return a conversation with 15 MB of text, which is more than one may have."""
     data = base64.b64encode(b"words " * 2_500_000)
     file = b'{"type":"file","file":{"filename":"a.txt","file_data":"%s"}}' % data
     return b'{"messages":[{"role":"user","content":[' + file + b"]}]}"
 
 
 def prompts(number: int) -> bytes:
-    return b'{"prompt":' + listed(b'"abcd"', 7 * number) + b',"max_tokens":1}'
+    return b'{"prompt":' + list_of(b'"abcd"', 7 * number) + b',"max_tokens":1}'
 
 
 POSTS = {
-    "wrong biases, 2 MB": (CHAT, lambda: b'{"logit_bias":' + named(b'"x"', 1_900_000) + b"," + SAID + b"}"),
-    "right biases": (CHAT, lambda: b'{"logit_bias":' + named(b"1", 900_000) + b"," + SAID + b"}"),
-    "lists in an unknown field": (CHAT, lambda: b'{"x":' + listed(b"[]", 8_000_000) + b"," + SAID + b"}"),
+    "wrong biases, 2 MB": (CHAT, lambda: b'{"logit_bias":' + object_of(b'"x"', 1_900_000) + b"," + HI + b"}"),
+    "right biases": (CHAT, lambda: b'{"logit_bias":' + object_of(b"1", 900_000) + b"," + HI + b"}"),
+    "lists in an unknown field": (CHAT, lambda: b'{"x":' + list_of(b"[]", 8_000_000) + b"," + HI + b"}"),
     "many messages": (
         CHAT,
-        lambda: b'{"messages":' + listed(b'{"role":"user","content":"x"}', 900_000) + b"}",
+        lambda: b'{"messages":' + list_of(b'{"role":"user","content":"x"}', 900_000) + b"}",
     ),
-    "metadata": (CHAT, lambda: b'{"metadata":' + named(b"1", 1_000_000) + b"," + SAID + b"}"),
-    "metadata of a batch": ("/v1/batches", lambda: b'{"metadata":' + named(b"1", 3_900_000) + b"}"),
+    "metadata": (CHAT, lambda: b'{"metadata":' + object_of(b"1", 1_000_000) + b"," + HI + b"}"),
+    "metadata of a batch": ("/v1/batches", lambda: b'{"metadata":' + object_of(b"1", 3_900_000) + b"}"),
     "depth": (CHAT, lambda: b'{"x":' + b"[" * 8_000_000),
     "60,000 prompts": ("/v1/completions", lambda: prompts(60_000)),
-    "many sequences": ("/v1/completions", lambda: b'{"n":8,"max_tokens":1,"prompt":%s}' % listed(
-        listed(b"70", 9_000), 128 * 9_000
+    "many sequences": ("/v1/completions", lambda: b'{"n":8,"max_tokens":1,"prompt":%s}' % list_of(
+        list_of(b"70", 9_000), 128 * 9_000
     )),
-    "a chain of rules": (CHAT, lambda: b'{"max_tokens":1,"grammar":' + rules() + b"," + SAID + b"}"),
+    "a chain of rules": (CHAT, lambda: b'{"max_tokens":1,"grammar":' + rules() + b"," + HI + b"}"),
     "a chain of definitions": (
         CHAT,
-        lambda: b'{"max_tokens":1,"response_format":' + definitions() + b"," + SAID + b"}",
+        lambda: b'{"max_tokens":1,"response_format":' + definitions() + b"," + HI + b"}",
     ),
     "pieces, 1 MB": ("/tokenize", lambda: b'{"with_pieces":true,"content":"' + b"a b " * 250_000 + b'"}'),
-    "tokens": ("/detokenize", lambda: b'{"tokens":' + listed(b"70", 1_200_000) + b"}"),
+    "tokens": ("/detokenize", lambda: b'{"tokens":' + list_of(b"70", 1_200_000) + b"}"),
     "a document, 15 MB": (CHAT, document),
     "prose": (CHAT, lambda: b'{"messages":[{"role":"user","content":"' + b"a\\n" * 3_000_000 + b'"}]}'),
 }  # fmt: skip
-# A frame of a WebSocket is unmasked, looked at and decoded in one go: some 2 ms for each megabyte.
+# A frame of a WebSocket is unmasked, checked and decoded in one go, which takes some 2 ms per megabyte.
 MESSAGES = {
-    "lists": lambda: b'{"type":"response.create","x":' + listed(b"[]", 8_000_000) + b"}",
-    "names": lambda: b'{"type":"response.create",' + named(b"1", 8_000_000)[1:],
+    "lists": lambda: b'{"type":"response.create","x":' + list_of(b"[]", 8_000_000) + b"}",
+    "names": lambda: b'{"type":"response.create",' + object_of(b"1", 8_000_000)[1:],
     "text": lambda: b'{"type":"response.create","input":"' + b"a, b: " * 2_000_000 + b'"}',
 }
 
@@ -95,8 +95,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 def check_no_stall(server: ServerProcess, send: Callable[[], None]) -> None:
-    """A machine that is busy elsewhere lets the same work cost twice as much now and then: what stalls the
-    loop does so each time."""
+    """Fail after three stalls in a row. On a busy machine the same work takes twice as long now and then."""
     for _ in range(3):
         before = len(server.lines)
         send()

@@ -39,7 +39,7 @@ def test_a_model_calls_a_tool_and_the_tools_process_ends_with_the_server(
     config.write_text(CONFIG)
     monkeypatch.setenv("FOR_TOOLS", str(ROOT))
     with ServerProcess("--model", "demo", "--config", str(config)) as server, sdk(server) as client:
-        assert children(server.process.pid) == [], "nobody has wanted it"
+        assert children(server.process.pid) == [], "no request has used the tools yet"
         response = client.responses.create(
             input="What is 2+3?",
             tools=[{"type": "mcp", "server_label": "tools", "require_approval": "never"}],
@@ -58,10 +58,8 @@ def test_a_model_calls_a_tool_and_the_tools_process_ends_with_the_server(
 
 
 @pytest.mark.timeout(240)
-def test_a_model_that_sees_is_shown_the_pictures_of_tools(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Contents that it cannot be shown are words, in which no part is lost."""
+def test_a_vision_model_gets_the_pictures_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other contents become text, in which no part is lost."""
     config = tmp_path / "config.toml"
     config.write_text(CONFIG)
     shutil.copyfile(tiny_model_path(sees=True), tmp_path / "model.gguf")
@@ -69,7 +67,7 @@ def test_a_model_that_sees_is_shown_the_pictures_of_tools(
     monkeypatch.setenv("FOR_TOOLS", str(ROOT))
     model = str(tmp_path / "model.gguf")
     with ServerProcess("--model", model, "--config", str(config)) as server, sdk(server) as client:
-        seen: dict[str, tuple[str | None, int]] = {}
+        outputs: dict[str, tuple[str | None, int]] = {}
         for kind in ("picture", "resource", "sound", "text", "damaged"):
             call: Any = {"server_label": "tools", "name": "look", "arguments": json.dumps({"at": kind})}
             response = client.responses.create(
@@ -84,17 +82,17 @@ def test_a_model_that_sees_is_shown_the_pictures_of_tools(
             )
             (called,) = [item for item in response.output if isinstance(item, McpCall)]
             details = response.usage.input_tokens_details.model_dump()
-            seen[kind] = called.output, details.get("image_tokens", 0)
-    shown = r"Here it is:\n!\[picture\]\(data:image/png;base64,[\w+/=]+\)"
+            outputs[kind] = called.output, details.get("image_tokens", 0)
+    pattern = r"Here it is:\n!\[picture\]\(data:image/png;base64,[\w+/=]+\)"
     for kind in ("picture", "resource"):
-        output, num_tokens = seen[kind]
-        assert re.fullmatch(shown, output or "")
+        output, num_tokens = outputs[kind]
+        assert re.fullmatch(pattern, output or "")
         assert num_tokens == 16
-    assert seen["sound"] == ("Here it is:\n[audio: audio/wav, which cannot be shown]", 0)
-    assert seen["text"] == ("Here it is:\na page", 0)
-    assert seen["damaged"][1] == 0
+    assert outputs["sound"] == ("Here it is:\n[audio: audio/wav, which cannot be shown]", 0)
+    assert outputs["text"] == ("Here it is:\na page", 0)
+    assert outputs["damaged"][1] == 0
 
 
 def children(pid: int) -> list[psutil.Process]:
-    found = psutil.Process(pid).children(recursive=True)
-    return [child for child in found if "tests.tool_server" in child.cmdline()]
+    processes = psutil.Process(pid).children(recursive=True)
+    return [child for child in processes if "tests.tool_server" in child.cmdline()]

@@ -1,4 +1,4 @@
-"""D4 by llama.cpp: rows of `tests/api/test_model_states.py` in each state that a real engine has."""
+"""Rows of `tests/api/test_model_states.py` in each state of a real engine (finding D4)."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def there(folder: Path) -> Iterator[ServerProcess]:
+def server(folder: Path) -> Iterator[ServerProcess]:
     options = ("--model", DEFAULT, "--models-dir", str(folder), "--ctx-size", "1024", "--cache-mb", "8")
     with ServerProcess(*options) as server:
         yield server
 
 
-def sent(server: ServerProcess, route: str, model: str) -> httpx.Response:
+def send(server: ServerProcess, route: str, model: str) -> httpx.Response:
     method, path, *_ = route.replace("{id}", model).split()
     body = {**BODIES[route], "model": model}
     if method == "GET":
@@ -67,52 +67,52 @@ def new_engine(server: ServerProcess, before: list[psutil.Process]) -> psutil.Pr
 
 
 def check_waiting(server: ServerProcess, engine: psutil.Process, expected: str) -> None:
-    """While the engine stands still, all that it computes waits, and all that is read is answered."""
+    """While the engine is suspended, requests to compute wait, and requests to read are answered."""
     with ThreadPoolExecutor(len(COMPUTING)) as pool:
         with suspended(engine.pid):
             assert state(server) == expected
-            tasks = [pool.submit(sent, server, route, "one") for route in COMPUTING]
+            tasks = [pool.submit(send, server, route, "one") for route in COMPUTING]
             wait_until(lambda: num_live(server) == len(COMPUTING))
-            assert [sent(server, route, "one").status_code for route in READING] == [200] * len(READING)
+            assert [send(server, route, "one").status_code for route in READING] == [200] * len(READING)
             assert not any(task.done() for task in tasks)
         assert [task.result().status_code for task in tasks] == [200] * len(COMPUTING)
     assert state(server) == "ready"
 
 
-def test_a_sleeping_model_wakes_and_a_loading_one_is_waited_for(there: ServerProcess) -> None:
-    assert [sent(there, route, "one").status_code for route in READING] == [200] * len(READING)
-    assert state(there) == "asleep"
+def test_a_sleeping_model_wakes_and_a_loading_one_is_waited_for(server: ServerProcess) -> None:
+    assert [send(server, route, "one").status_code for route in READING] == [200] * len(READING)
+    assert state(server) == "asleep"
     for route in LOADS:
-        assert sent(there, route, "one").status_code == 200
-        assert state(there) == "ready"
-        assert there.post("/v1/models/one/unload").json()["state"] == "asleep"
-    before = engines_of(there.process.pid)
-    assert there.post("/v1/models/one/load?wait=perhaps").status_code == 400
-    assert there.post("/v1/models/one/load?wait=false").status_code == 202
-    check_waiting(there, new_engine(there, before), "loading")
+        assert send(server, route, "one").status_code == 200
+        assert state(server) == "ready"
+        assert server.post("/v1/models/one/unload").json()["state"] == "asleep"
+    before = engines_of(server.process.pid)
+    assert server.post("/v1/models/one/load?wait=perhaps").status_code == 400
+    assert server.post("/v1/models/one/load?wait=false").status_code == 202
+    check_waiting(server, new_engine(server, before), "loading")
 
 
 @pytest.mark.slow
-def test_a_restarting_engine_is_waited_for(there: ServerProcess) -> None:
-    before = engines_of(there.process.pid)
-    assert sent(there, "POST /v1/models/{id}/load", "one").status_code == 200
-    old = new_engine(there, before)
+def test_a_restarting_engine_is_waited_for(server: ServerProcess) -> None:
+    before = engines_of(server.process.pid)
+    assert send(server, "POST /v1/models/{id}/load", "one").status_code == 200
+    old = new_engine(server, before)
     old.kill()
-    check_waiting(there, new_engine(there, [*before, old]), "restarting")
+    check_waiting(server, new_engine(server, [*before, old]), "restarting")
 
 
-def test_files_that_cannot_be_read_or_are_removed_are_named(there: ServerProcess, folder: Path) -> None:
+def test_files_that_cannot_be_read_or_are_removed_are_named(server: ServerProcess, folder: Path) -> None:
     routes = (*COMPUTING, *LOADS, *READING)
     for model, reason in {"text": "is not a GGUF file", "half": "is truncated or damaged"}.items():
         for route in routes:
-            answer = sent(there, route, model)
+            answer = send(server, route, model)
             assert (answer.status_code, answer.headers.get("x-should-retry")) == (503, "false"), route
             assert reason in answer.text
-        card = sent(there, "GET /v1/models/{id}", model).json()
+        card = send(server, "GET /v1/models/{id}", model).json()
         assert (card["state"], reason in card["reason"]) == ("failed", True)
-    assert sent(there, COMPUTING[0], "other").status_code == 200
+    assert send(server, COMPUTING[0], "other").status_code == 200
     (folder / "other.gguf").unlink()
-    assert "other" not in there.get("/v1/models").text
+    assert "other" not in server.get("/v1/models").text
     for route in (*routes, *CARDS):
-        assert sent(there, route, "other").status_code == 404, route
-    assert sent(there, COMPUTING[0], "first").status_code == 200
+        assert send(server, route, "other").status_code == 404, route
+    assert send(server, COMPUTING[0], "first").status_code == 200

@@ -1,5 +1,5 @@
-"""The real server with an engine on each of two NUMA nodes, which share this machine's cores: the topology is
-made up, so memory is not asked for on any."""
+"""The real server with an engine on each of two NUMA nodes. The topology is simulated with this machine's
+cores, so memory is bound to neither node."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     for node, cpus in enumerate(([first], others)):
         (folder / f"node{node}").mkdir()
         (folder / f"node{node}" / "cpulist").write_text(",".join(map(str, cpus)))
-    model, eyes = tiny_model_path(sees=True), tiny_projector_path("gemma3", rows_width=256)
-    made_up = ("--numa", "--numa-folder", str(folder))
-    with ServerProcess("--model", str(model), "--mmproj", str(eyes), *made_up) as started:
-        wait_until(lambda: {node["state"] for node in nodes(started).values()} == {"ready"})
-        wait_until(lambda: started.status()["status"] == "ready")  # the nodes tell the server, now and then
-        yield started
+    model, projector = tiny_model_path(sees=True), tiny_projector_path("gemma3", rows_width=256)
+    topology = ("--numa", "--numa-folder", str(folder))
+    with ServerProcess("--model", str(model), "--mmproj", str(projector), *topology) as process:
+        wait_until(lambda: {node["state"] for node in nodes(process).values()} == {"ready"})
+        wait_until(lambda: process.status()["status"] == "ready")  # nodes report to the server now and then
+        yield process
 
 
 def nodes(server: ServerProcess) -> dict[str, dict[str, object]]:
@@ -53,22 +53,22 @@ def completion(server: ServerProcess, prompt: str, max_tokens: int) -> dict[str,
 
 
 def busy_engines(server: ServerProcess) -> list[psutil.Process]:
-    """Those whose node has a running request. The first node has the first CPU."""
-    found, first = nodes(server), min(usable_cpus())
-    engines = {"01"[first not in one.cpu_affinity()]: one for one in engines_of(server.process.pid)}
-    return [one for name, one in engines.items() if found[name]["queue"]["interactive"]["running"]]  # type: ignore[index]
+    """Return the engines whose node has a running request. The first node has the first CPU."""
+    states, first = nodes(server), min(usable_cpus())
+    engines = {"01"[first not in engine.cpu_affinity()]: engine for engine in engines_of(server.process.pid)}
+    return [engine for name, engine in engines.items() if states[name]["queue"]["interactive"]["running"]]  # type: ignore[index]
 
 
-def test_there_is_one_model_and_its_nodes_are_told(server: ServerProcess) -> None:
+def test_the_nodes_serve_one_model_and_are_reported(server: ServerProcess) -> None:
     assert len(server.get("/v1/models").json()["data"]) == 1
     assert nodes(server).keys() == {"0", "1"}
     metrics = server.get("/metrics").text
     assert metrics.count("ocs_node_ready{") == 2
     assert len(engines_of(server.process.pid)) == 2
-    assert not set.intersection(*(set(one.cpu_affinity()) for one in engines_of(server.process.pid)))
+    assert not set.intersection(*(set(engine.cpu_affinity()) for engine in engines_of(server.process.pid)))
 
 
-def test_a_prompt_goes_where_its_beginning_is(server: ServerProcess) -> None:
+def test_a_prompt_goes_to_the_node_with_its_prefix(server: ServerProcess) -> None:
     prompt = "word " * 200
     completion(server, prompt, 1)
     for _ in range(4):
@@ -77,14 +77,14 @@ def test_a_prompt_goes_where_its_beginning_is(server: ServerProcess) -> None:
 
 
 @pytest.mark.slow
-def test_pictures_go_to_the_nodes_and_outlive_an_engine(server: ServerProcess) -> None:
-    """Whoever asks first is told of its size by some node; what is killed meanwhile begins anew elsewhere."""
+def test_pictures_go_to_the_nodes_and_survive_a_killed_engine(server: ServerProcess) -> None:
+    """Some node reports the picture's size to the first request. Requests of a killed engine move."""
     data = base64.b64encode(encoded(Image.effect_noise((90, 60), 90).convert("RGB"))).decode()
     part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-    said = [{"role": "user", "content": [{"type": "text", "text": "word " * 50}, part]}]
+    messages = [{"role": "user", "content": [{"type": "text", "text": "word " * 50}, part]}]
 
     def ask(_: object = None) -> tuple[str, int]:
-        body = {"messages": said, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+        body = {"messages": messages, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
         answer = server.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         usage = answer.json()["usage"]["prompt_tokens_details"]

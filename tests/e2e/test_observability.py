@@ -1,4 +1,4 @@
-"""A real server, watched: scraped, logging JSON, sending traces to a collector."""
+"""Observability of a real server: JSON logs, and traces that are sent to a collector."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from tests.server_process import ServerProcess
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 TRACE = "ab" * 16
-
-
 SPANS, PATHS = list[Span](), set[str]()
 
 
 class Collector(BaseHTTPRequestHandler):
-    """Takes traces over OTLP, as a collector does."""
+    """Collector of traces over OTLP."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
@@ -36,22 +34,19 @@ class Collector(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody reads it."""
+        """Keep the access log out of the test's output."""
 
 
 def ask(client: openai.OpenAI, **more: object) -> str:
-    """Returns the request's id."""
-    said: Any = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "a secret of mine"}],
-        "max_tokens": 5,
-    }
-    said |= {"extra_body": more or {"ignore_eos": True}}
-    said |= {"extra_headers": {"traceparent": f"00-{TRACE}-{'cd' * 8}-01"}}
-    return str(client.chat.completions.with_raw_response.create(**said).headers["x-request-id"])
+    """Return the request's id."""
+    messages = [{"role": "user", "content": "a secret of mine"}]
+    params: Any = {"model": "tiny", "messages": messages, "max_tokens": 5}
+    params |= {"extra_body": more or {"ignore_eos": True}}
+    params |= {"extra_headers": {"traceparent": f"00-{TRACE}-{'cd' * 8}-01"}}
+    return str(client.chat.completions.with_raw_response.create(**params).headers["x-request-id"])
 
 
-def test_a_server_is_watched_from_its_start_to_its_end() -> None:
+def test_logs_and_traces_cover_a_server_from_start_to_end() -> None:
     with answering_http(Collector) as url:
         options = (*TINY, "--log-format", "json", "--otel-endpoint", url, "--api-key", "hunter2")
         server = ServerProcess(*options)

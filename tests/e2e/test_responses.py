@@ -25,15 +25,15 @@ class Answer(BaseModel):
     is_high: bool
 
 
-def test_a_response_is_whole_and_kept(client: openai.OpenAI) -> None:
+def test_a_response_is_complete_and_stored(client: openai.OpenAI) -> None:
     response = client.responses.create(**HI, metadata={"k": "v"}, extra_body={"ignore_eos": True})
     assert response.object == "response"
     assert response.status == "incomplete"
     assert response.incomplete_details.reason == "max_output_tokens"
     assert response.output_text
     assert response.usage.output_tokens == 12
-    told = client.responses.input_tokens.count(model="tiny", input=HI["input"])
-    assert told.input_tokens == response.usage.input_tokens
+    count = client.responses.input_tokens.count(model="tiny", input=HI["input"])
+    assert count.input_tokens == response.usage.input_tokens
     assert client.responses.retrieve(response.id) == response
     items = client.responses.input_items.list(response.id).data
     assert [item.type for item in items] == ["message"]
@@ -42,7 +42,7 @@ def test_a_response_is_whole_and_kept(client: openai.OpenAI) -> None:
         client.responses.retrieve(response.id)
 
 
-def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
+def test_a_stream_has_the_text_of_the_whole_response(client: openai.OpenAI) -> None:
     whole = client.responses.create(**HI, temperature=0)
     with client.responses.stream(**HI, temperature=0) as stream:
         events = list(stream)
@@ -52,22 +52,22 @@ def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
     assert events[-1].type == "response.incomplete"
 
 
-def test_a_form_is_parsed(client: openai.OpenAI) -> None:
+def test_structured_output_is_parsed(client: openai.OpenAI) -> None:
     response = client.responses.parse(
         model="tiny", input="Is the water high?", text_format=Answer, max_output_tokens=60
     )
     assert isinstance(response.output_parsed, Answer)
 
 
-def test_a_function_is_called_and_its_result_gone_on_from(client: openai.OpenAI) -> None:
-    asked: Any = {**HI, "max_output_tokens": 100, "tools": [TOOL], "tool_choice": "required"}
-    response = client.responses.create(**asked, parallel_tool_calls=False)
+def test_a_function_is_called_and_its_result_is_used(client: openai.OpenAI) -> None:
+    params: Any = {**HI, "max_output_tokens": 100, "tools": [TOOL], "tool_choice": "required"}
+    response = client.responses.create(**params, parallel_tool_calls=False)
     (call,) = response.output
     assert isinstance(call, ResponseFunctionToolCall)
     assert call.name == "water_level"
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3 m"}
     second = client.responses.create(
-        **{**asked, "input": [result], "tool_choice": "none", "max_output_tokens": 8},
+        **{**params, "input": [result], "tool_choice": "none", "max_output_tokens": 8},
         previous_response_id=response.id,
     )
     assert second.output_text
@@ -76,22 +76,22 @@ def test_a_function_is_called_and_its_result_gone_on_from(client: openai.OpenAI)
     assert third.store is False
 
 
-def test_later_turns_find_their_prompts_computed(client: openai.OpenAI) -> None:
+def test_later_turns_find_their_prompts_cached(client: openai.OpenAI) -> None:
     """Calls, cut outputs and all white space stand in the next prompt as they were sampled."""
     instructions = "The river and the bridge. " * 30
-    previous, seen = None, 0
+    previous, total = None, 0
     for turn in range(6):
-        asked: Any = {"model": "tiny", "input": f"{turn}?", "instructions": instructions, "temperature": 1.5}
-        asked |= {"max_output_tokens": 30, "extra_body": {"seed": turn}}
-        response = client.responses.create(**asked, previous_response_id=previous)
+        params: Any = {"model": "tiny", "input": f"{turn}?", "instructions": instructions, "temperature": 1.5}
+        params |= {"max_output_tokens": 30, "extra_body": {"seed": turn}}
+        response = client.responses.create(**params, previous_response_id=previous)
         usage = response.usage
         if previous is not None:
-            assert usage.input_tokens_details.cached_tokens >= seen - 1  # the last token was never computed
-        seen = usage.total_tokens
+            assert usage.input_tokens_details.cached_tokens >= total - 1  # the last token was never computed
+        total = usage.total_tokens
         previous = response.id
 
 
-def test_a_websocket_goes_on_from_what_is_not_stored(client: openai.OpenAI) -> None:
+def test_a_websocket_continues_from_a_response_that_is_not_stored(client: openai.OpenAI) -> None:
     with client.responses.connect() as connection:
         texts, previous = [], None
         for _ in range(2):

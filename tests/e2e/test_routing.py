@@ -1,6 +1,6 @@
-"""Routers of one real server between the demo model and the small one that drafts for it.
+"""Cascades of a real server from the demo model's draft model to the demo model.
 
-Other ways to choose: tests/api/test_routers.py.
+Other routers: tests/api/test_routers.py.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ STORY: Any = {
 }
 
 
-def test_a_cascade_answers_as_the_model_does_that_it_names(tmp_path: Path) -> None:
+def test_a_cascade_answers_like_the_model_that_it_names(tmp_path: Path) -> None:
     (tmp_path / "template").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
     (tmp_path / "c.toml").write_text(TOML.replace("TEMPLATE", str(tmp_path / "template")))
     with (
         ServerProcess("--config", str(tmp_path / "c.toml")) as server,
         sdk(server, timeout=DEADLINE_S) as client,
     ):
-        ask: Any = client.chat.completions
+        completions: Any = client.chat.completions
         for router, model in (("content", "small"), ("strict", "large")):
-            raw = ask.with_raw_response.create(model=router, **STORY)
+            raw = completions.with_raw_response.create(model=router, **STORY)
             assert raw.headers["x-routed-model"] == model
             assert raw.headers["x-routed-why"].startswith("small: mean_logprob=-")
             text = raw.parse().choices[0].message.content
-            assert text == ask.create(model=model, **STORY).choices[0].message.content
-            with ask.with_streaming_response.create(model=router, **STORY, stream=True) as streamed:
+            assert text == completions.create(model=model, **STORY).choices[0].message.content
+            with completions.with_streaming_response.create(model=router, **STORY, stream=True) as streamed:
                 chunks = list(streamed.parse())
             assert streamed.headers["x-routed-model"] == model
             assert "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices) == text

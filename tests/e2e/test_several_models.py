@@ -29,7 +29,7 @@ QUESTION: dict[str, object] = {"prompt": "x", "max_tokens": 20, "ignore_eos": Tr
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of its own for each model of `server`."""
+    """Folder with a file of its own for each model of `server`."""
     folder = tmp_path_factory.mktemp("models")
     for name in OWN_FILES:
         shutil.copy(TINY, folder / name)
@@ -44,13 +44,13 @@ def server(folder: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def replace(path: Path, by: Path | str) -> None:
-    """In one step; by the words of no model, where it is no path."""
+def replace(path: Path, content: Path | str) -> None:
+    """Replace a file in one step, by a copy of another or by this text."""
     new = path.with_suffix(".new")
-    if isinstance(by, Path):
-        shutil.copy(by, new)
+    if isinstance(content, Path):
+        shutil.copy(content, new)
     else:
-        new.write_text(by)
+        new.write_text(content)
     new.replace(path)
 
 
@@ -88,7 +88,7 @@ def test_a_request_loads_a_model_and_idleness_unloads_it() -> None:
         assert answer(server, "one") == answer(server, "two")
 
 
-def test_a_kill_of_one_pauses_only_its_own_streams(server: ServerProcess) -> None:
+def test_killing_one_engine_pauses_only_its_own_streams(server: ServerProcess) -> None:
     answer(server, "two")
     first, second = engines_of(server.process.pid)
     with ThreadPoolExecutor() as pool:
@@ -96,7 +96,7 @@ def test_a_kill_of_one_pauses_only_its_own_streams(server: ServerProcess) -> Non
             answers = [pool.submit(answer, server, name, max_tokens=200) for name in ("one", "two")]
             wait_until(lambda: num_live(server) > 0)
             first.kill()
-        texts = [one.result() for one in answers]
+        texts = [future.result() for future in answers]
     assert texts[0] == texts[1]
     assert second.is_running()
     assert server.status()["restarts"] == 1
@@ -114,13 +114,13 @@ def test_the_budget_has_room_for_one_at_a_time(tmp_path: Path) -> None:
         assert refused.status_code == 503
         assert "the model 'large' needs" in refused.text
         assert card(server, "large")["state"] == "failed"
-        by_hand = server.post("/v1/models/large/load").json()["error"]
-        assert by_hand["code"] == "model_does_not_fit"
+        error = server.post("/v1/models/large/load").json()["error"]
+        assert error["code"] == "model_does_not_fit"
 
 
 def test_a_file_that_changed_takes_over_without_a_lost_request(server: ServerProcess, folder: Path) -> None:
     server.post("/v1/models/two/unload")
-    wanted, texts, is_over = answer(server, "one"), list[str](), threading.Event()
+    expected, texts, is_over = answer(server, "one"), list[str](), threading.Event()
 
     def ask() -> None:
         while not is_over.is_set():
@@ -134,13 +134,13 @@ def test_a_file_that_changed_takes_over_without_a_lost_request(server: ServerPro
         wait_until(lambda: len(texts) >= enough)
         is_over.set()
     assert [client.exception() for client in clients] == [None, None]
-    assert set(texts) == {wanted}
+    assert set(texts) == {expected}
     assert "was reloaded" in "".join(server.lines)
     wait_until(lambda: num_engines(server) == 1)
 
 
-def test_a_sleeping_model_keeps_up_with_its_file(server: ServerProcess, folder: Path) -> None:
-    """The other file has other tokens: a request must not be cut into those of the old one."""
+def test_a_sleeping_model_follows_changes_of_its_file(server: ServerProcess, folder: Path) -> None:
+    """The new file has other tokens, and a request must not be split into those of the old one."""
     server.post("/v1/models/two/unload")
     tokens = {"model": "two", "prompt": "seven stones"}
     before = server.post("/tokenize", json=tokens).json()["tokens"]

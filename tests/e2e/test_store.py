@@ -1,5 +1,5 @@
-"""Models come, are named and go while the real server runs: its own routes, and Ollama's with Ollama's
-client. The hub is on loopback."""
+"""Models that are pulled, named and deleted on a running server, by its own routes and by Ollama's client.
+The hub is on loopback."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.thorough
 HI = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4, "temperature": 0}
 
 
-class Place:
-    """Where a server keeps its models between two starts."""
+class Home:
+    """Folder in which a server stores its models between two starts."""
 
     def __init__(self, folder: Path, hub: Hub) -> None:
         self.cache = folder / "hf" / "hub"
@@ -50,14 +50,14 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture(scope="module")
-def place(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(tmp_path_factory.mktemp("store"), hub)
+def home(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home(tmp_path_factory.mktemp("store"), hub)
 
 
 @pytest.fixture(scope="module")
-def store(place: Place) -> Iterator[ServerProcess]:
-    """A server whose models come and go. Each test takes back what it pulls."""
-    with place.server() as server:
+def store(home: Home) -> Iterator[ServerProcess]:
+    """Server that pulls and deletes models. Each test deletes what it pulls."""
+    with home.server() as server:
         yield server
 
 
@@ -73,44 +73,42 @@ def names(server: ServerProcess) -> list[str]:
 
 def pull(server: ServerProcess, model: str) -> list[dict[str, Any]]:
     body = {"model": model, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/models/pull", json=body, timeout=DEADLINE_S) as told:
-        lines = [line for line in told.iter_lines() if line.startswith("data: ")]
+    with httpx.stream("POST", f"{server.url}/v1/models/pull", json=body, timeout=DEADLINE_S) as response:
+        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def test_a_model_comes_and_is_asked_at_once_and_goes(tmp_path: Path, hub: Hub) -> None:
-    place = Place(tmp_path, hub)
-    with place.server() as server:
-        told = pull(server, "hf:acme/tiny")
-        steps = [*dict.fromkeys(step["status"] for step in told)]
-        assert steps == ["asking", "asked", "pulling", "verifying", "success"]
-        assert told[-1]["name"] == "hf:acme/tiny/tiny-Q4_0.gguf"
+def test_a_pulled_model_is_served_at_once_and_can_be_deleted(tmp_path: Path, hub: Hub) -> None:
+    home = Home(tmp_path, hub)
+    with home.server() as server:
+        events = pull(server, "hf:acme/tiny")
+        statuses = [*dict.fromkeys(event["status"] for event in events)]
+        assert statuses == ["asking", "asked", "pulling", "verifying", "success"]
+        assert events[-1]["name"] == "hf:acme/tiny/tiny-Q4_0.gguf"
         assert names(server) == ["first", "hf:acme/tiny"]
-        ask = {**HI, "model": "hf:acme/tiny"}
-        assert server.post("/v1/chat/completions", json=ask).status_code == 200
-        for name, said in (
+        body = {**HI, "model": "hf:acme/tiny"}
+        assert server.post("/v1/chat/completions", json=body).status_code == 200
+        for name, message in (
             ("hf:acme/nothing", "The repository acme/nothing does not exist on "),
             ("/etc/passwd", "The model '/etc/passwd' is unknown: use hf:OWNER/REPO"),
         ):
             error = pull(server, name)[-1]["error"]
-            assert (error["message"].startswith(said), error["code"]) == (True, "pull_failed")
+            assert (error["message"].startswith(message), error["code"]) == (True, "pull_failed")
         torn = server.post("/v1/models/pull", json={"model": "hf:acme/torn"})
         assert torn.status_code == 503
         assert "torn.gguf" in torn.json()["error"]["message"]
     hub.requests.clear()
-    with place.server() as server:
+    with home.server() as server:
         assert names(server) == ["first", "hf:acme/tiny"]
         assert hub.requests == []
-        gone = server.delete("/v1/models/hf:acme/tiny")
-        assert gone.json() == {"id": "hf:acme/tiny", "deleted": True, "object": "model"}
+        deleted = server.delete("/v1/models/hf:acme/tiny")
+        assert deleted.json() == {"id": "hf:acme/tiny", "deleted": True, "object": "model"}
         assert names(server) == ["first"]
-        assert "models--acme--tiny" not in place.repos
+        assert "models--acme--tiny" not in home.repos
         assert server.delete("/v1/models/first").status_code == 400
 
 
-def test_a_second_client_joins_what_is_coming_and_it_ends_with_the_last(
-    store: ServerProcess, hub: Hub
-) -> None:
+def test_a_second_client_joins_a_pull_that_ends_with_its_last_client(store: ServerProcess, hub: Hub) -> None:
     with httpx.Client(base_url=store.url, timeout=DEADLINE_S) as http:
 
         def pulling(model: str) -> Any:
@@ -119,8 +117,8 @@ def test_a_second_client_joins_what_is_coming_and_it_ends_with_the_last(
         hub.requests.clear()
         hub.stall_after = 200_000
         with pulling("hf:acme/large") as first, pulling("hf:acme/large") as second:
-            begun, lines = first.iter_lines(), second.iter_lines()  # without names they would be closed
-            next(begun)
+            first_lines, lines = first.iter_lines(), second.iter_lines()  # unnamed ones would be closed
+            next(first_lines)
             assert hub.stalled.wait(DEADLINE_S)
             next(lines)
             first.close()
@@ -142,7 +140,7 @@ def test_a_second_client_joins_what_is_coming_and_it_ends_with_the_last(
     assert store.delete("/v1/models/hf:acme/large").json()["deleted"]
 
 
-def test_without_the_option_nobody_changes_the_models(server: ServerProcess) -> None:
+def test_models_cannot_be_changed_without_the_option(server: ServerProcess) -> None:
     refused = server.post("/v1/models/pull", json={"model": "hf:acme/tiny"})
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].endswith("start it with --allow-pull.")
@@ -150,17 +148,17 @@ def test_without_the_option_nobody_changes_the_models(server: ServerProcess) -> 
 
 
 SYSTEM = "You are a pirate."
-ASKED = [{"role": "user", "content": "Hi."}]
+QUESTION = [{"role": "user", "content": "Hi."}]
 
 
-def test_ollamas_pull_tells_its_way_and_delete_takes_it_back(
-    store: ServerProcess, client: Any, place: Place
+def test_ollamas_pull_reports_progress_and_delete_removes_the_model(
+    store: ServerProcess, client: Any, home: Home
 ) -> None:
-    told = list(client.pull("hf:acme/tiny", stream=True))
-    said = [step.status for step in told]
-    assert said[0] == "pulling manifest"
-    assert said[-2:] == ["verifying sha256 digest", "success"]
-    pulling = next(step for step in reversed(told) if step.digest)
+    steps = list(client.pull("hf:acme/tiny", stream=True))
+    statuses = [step.status for step in steps]
+    assert statuses[0] == "pulling manifest"
+    assert statuses[-2:] == ["verifying sha256 digest", "success"]
+    pulling = next(step for step in reversed(steps) if step.digest)
     assert pulling.status == f"pulling {pulling.digest.removeprefix('sha256:')[:12]}"
     assert pulling.completed == pulling.total == len(tiny_model_path().read_bytes())
     assert client.pull("hub.example/acme/tiny:Q4_0").status == "success"
@@ -168,15 +166,15 @@ def test_ollamas_pull_tells_its_way_and_delete_takes_it_back(
         "hf:acme/tiny",
         "hub.example/acme/tiny:Q4_0",
     ]
-    assert client.chat("hf:acme/tiny", ASKED, options={"num_predict": 2}).message.content is not None
+    assert client.chat("hf:acme/tiny", QUESTION, options={"num_predict": 2}).message.content is not None
     for name, repos in (("hf:acme/tiny", {"models--acme--tiny"}), ("hub.example/acme/tiny:Q4_0", set())):
         assert client.delete(name).status == "success"
-        assert place.repos == repos
+        assert home.repos == repos
     assert names(store) == ["first"]
 
 
-def test_what_ollamas_client_cannot_do_is_refused_in_a_sentence(client: Any) -> None:
-    kinds: list[tuple[Any, int, str]] = [
+def test_unsupported_calls_of_ollamas_client_get_a_reason(client: Any) -> None:
+    cases: list[tuple[Any, int, str]] = [
         (lambda: client.pull("hf:acme/none"), 400, "The repository acme/none does not exist on "),
         (lambda: client.pull("no-such-model"), 400, "The model 'no-such-model' is unknown"),
         (lambda: client.delete("other"), 404, "The model 'other' does not exist"),
@@ -193,46 +191,46 @@ def test_what_ollamas_client_cannot_do_is_refused_in_a_sentence(client: Any) -> 
     ]
     import ollama
 
-    for call, status, said in kinds:
-        with pytest.raises(ollama.ResponseError, match=f"(?s){said}") as raised:
+    for call, status, reason in cases:
+        with pytest.raises(ollama.ResponseError, match=f"(?s){reason}") as raised:
             call()
         assert raised.value.status_code == status
 
 
-def test_a_name_that_was_made_of_a_model_says_it_beforehand(store: ServerProcess, client: Any) -> None:
+def test_a_derived_model_adds_its_system_prompt_and_messages(store: ServerProcess, client: Any) -> None:
     greedy = {"temperature": 0.0, "num_predict": 6}
     before = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
-    made: Any = {"system": SYSTEM, "messages": before, "parameters": {**greedy, "stop": ["STOP"]}}
-    told = client.create("pirate", from_="first", stream=True, **made)
-    assert [step.status for step in told] == ["success"]
+    definition: Any = {"system": SYSTEM, "messages": before, "parameters": {**greedy, "stop": ["STOP"]}}
+    steps = client.create("pirate", from_="first", stream=True, **definition)
+    assert [step.status for step in steps] == ["success"]
     client.copy("pirate", "corsair")
-    meant = client.chat("first", [{"role": "system", "content": SYSTEM}, *before, *ASKED], options=greedy)
+    system = {"role": "system", "content": SYSTEM}
+    expected = client.chat("first", [system, *before, *QUESTION], options=greedy)
     for name in ("pirate", "pirate:latest", "corsair"):
-        answer = client.chat(name, ASKED)
-        assert answer.message.content == meant.message.content
-        assert answer.prompt_eval_count == meant.prompt_eval_count
-        assert answer.eval_count == meant.eval_count
-    said = client.generate("pirate", "Hi.")
-    assert (said.response, said.eval_count) == (meant.message.content, meant.eval_count)
-    own = [{"role": "system", "content": "Be."}, *ASKED]
+        answer = client.chat(name, QUESTION)
+        assert answer.message.content == expected.message.content
+        assert answer.prompt_eval_count == expected.prompt_eval_count
+        assert answer.eval_count == expected.eval_count
+    generated = client.generate("pirate", "Hi.")
+    assert (generated.response, generated.eval_count) == (expected.message.content, expected.eval_count)
+    own = [{"role": "system", "content": "Be."}, *QUESTION]
     assert client.chat("pirate", own, options={"num_predict": 2}).eval_count == 2
-    shown = client.show("pirate")
-    assert shown.modelfile.startswith("FROM first\nPARAMETER temperature 0\n")
-    assert "stop" in shown.parameters
+    details = client.show("pirate")
+    assert details.modelfile.startswith("FROM first\nPARAMETER temperature 0\n")
+    assert "stop" in details.parameters
     assert {"pirate", "corsair"} <= {*names(store)}
-    body = {"model": "pirate", "max_tokens": 6, "messages": ASKED}
-    answered = store.post("/v1/messages", json=body).json()
-    assert answered["content"][0]["text"] == meant.message.content
-    assert answered["usage"]["input_tokens"] + answered["usage"]["cache_read_input_tokens"] == (
-        meant.prompt_eval_count
-    )
+    body = {"model": "pirate", "max_tokens": 6, "messages": QUESTION}
+    message = store.post("/v1/messages", json=body).json()
+    assert message["content"][0]["text"] == expected.message.content
+    usage = message["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == expected.prompt_eval_count
 
 
-def test_names_are_kept_for_the_next_start(client: Any, place: Place) -> None:
+def test_created_names_survive_a_restart(client: Any, home: Home) -> None:
     client.create("kept", from_="first", system=SYSTEM)
-    with place.server() as again:
+    with home.server() as again:
         assert "kept" in names(again)
-        kept = place.cache.parents[1] / "openai-cpu-server" / "models.json"
-        assert kept.stat().st_mode & 0o777 == 0o600
+        file = home.cache.parents[1] / "openai-cpu-server" / "models.json"
+        assert file.stat().st_mode & 0o777 == 0o600
     client.delete("kept")
     assert "kept" not in [model.model for model in client.list().models]

@@ -1,7 +1,7 @@
-"""Structured output and tools by the official SDK, on the real server.
+"""Structured output and tools of the official SDK, on the real server.
 
-The model is random, so all that it writes well-formed is the server's doing. Each format of tools:
-tests/api/test_tool_formats.py; schemas on the tiny model: tests/llama/test_constraints.py.
+The model has random weights, so only the server makes its output well-formed. All tool formats:
+tests/api/test_tool_formats.py. Schemas on the tiny model: tests/llama/test_constraints.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Short = Annotated[str, Field(max_length=8)]
 
 
 class Bounded(BaseModel):
-    """Its schema says nothing about other properties; validation refuses them."""
+    """Model whose schema does not mention other properties, while validation refuses them."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra=lambda schema: schema.pop("additionalProperties")
@@ -43,19 +43,19 @@ class Booking(Bounded):
     nights: int = Field(ge=1, le=30)
 
 
-ASKED: Any = {
+PARAMS: Any = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "Tell me about the river and the bridge."}],
     "temperature": 1.5,
     "max_tokens": 300,
 }
 TOOLS: Any = [openai.pydantic_function_tool(Booking), openai.pydantic_function_tool(Review)]
-CALLED: Any = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+TOOL_PARAMS: Any = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
 
 
 @pytest.fixture(scope="module", params=["qwen3-coder", pytest.param("harmony", marks=pytest.mark.slow)])
 def any_format(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
-    """Tags, and channels; most other formats are JSON."""
+    """Client of a tool format with tags, or with channels. Most other formats are JSON."""
     with tiny_server("--tool-format", request.param) as process, sdk(process) as client:
         yield client
 
@@ -65,22 +65,22 @@ def arguments_of(choice: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_parse_gives_pydantic_models_also_of_a_stream(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.parse(**ASKED, response_format=Review, n=4)
+    answer = client.chat.completions.parse(**PARAMS, response_format=Review, n=4)
     assert {choice.finish_reason for choice in answer.choices} == {"stop"}
     assert all(isinstance(choice.message.parsed, Review) for choice in answer.choices)
-    with client.chat.completions.stream(**ASKED, response_format=Review) as stream:
+    with client.chat.completions.stream(**PARAMS, response_format=Review) as stream:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Review)
     with pytest.raises(openai.LengthFinishReasonError):
-        client.chat.completions.parse(**{**ASKED, "max_tokens": 5}, response_format=Review)
+        client.chat.completions.parse(**{**PARAMS, "max_tokens": 5}, response_format=Review)
 
 
 def test_calls_fit_their_tools_and_streamed_ones_are_the_whole_ones(any_format: openai.OpenAI) -> None:
-    for choice in any_format.chat.completions.create(**ASKED, **CALLED, n=4).choices:
+    for choice in any_format.chat.completions.create(**PARAMS, **TOOL_PARAMS, n=4).choices:
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
         ((name, arguments),) = arguments_of(choice)
         {"Booking": Booking, "Review": Review}[name].model_validate(arguments)
-    whole = any_format.chat.completions.parse(**ASKED, **CALLED, seed=3).choices[0]
-    with any_format.chat.completions.stream(**ASKED, **CALLED, seed=3) as stream:
+    whole = any_format.chat.completions.parse(**PARAMS, **TOOL_PARAMS, seed=3).choices[0]
+    with any_format.chat.completions.stream(**PARAMS, **TOOL_PARAMS, seed=3) as stream:
         streamed = stream.get_final_completion().choices[0]
     assert streamed.finish_reason == whole.finish_reason == "tool_calls"
     assert arguments_of(streamed) == arguments_of(whole)

@@ -1,4 +1,4 @@
-"""The real server when something dies, hangs, or is told to end."""
+"""The real server when a process dies, hangs, or gets a signal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.e2e.serving import sdk, tiny_server
-from tests.e2e.test_batches import begin, jsonl, slow_row, until_some_are_done
+from tests.e2e.test_batches import create_batch, jsonl, slow_row, wait_for_rows
 from tests.gates import suspended
 from tests.server_process import ServerProcess
 from tests.waiting import DEADLINE_S, wait_until
@@ -29,7 +29,7 @@ def body(max_tokens: int) -> dict[str, object]:
 
 @contextmanager
 def streaming(server: ServerProcess, max_tokens: int) -> Iterator[tuple[str, Iterator[str]]]:
-    """The first line of a stream, which has come, and those that follow."""
+    """Start a stream; yield its first line and the iterator of the others."""
     url = server.url + "/v1/completions"
     with httpx.stream("POST", url, json=body(max_tokens), timeout=DEADLINE_S) as stream:
         lines = stream.iter_lines()
@@ -39,30 +39,30 @@ def streaming(server: ServerProcess, max_tokens: int) -> Iterator[tuple[str, Ite
 
 
 def num_tokens(lines: list[str]) -> int:
-    """The number in the chunk with the usage, which ends the stream."""
+    """Return the number in the chunk with the usage, which ends the stream."""
     assert lines[-2:] == ["data: [DONE]", ""]
     return json.loads(lines[-4].removeprefix("data: "))["usage"]["completion_tokens"]
 
 
-def test_a_stopped_engine_is_replaced_and_its_streams_go_on() -> None:
-    """One that is killed: tests/e2e/test_adapters.py."""
+def test_a_stopped_engine_is_replaced_and_its_streams_continue() -> None:
+    """Killed engines: tests/e2e/test_adapters.py."""
     # With AMX only invariant kernels compute a prompt's tokens as they were computed one by one.
     with tiny_server("--hang-seconds", "2", "--kernels", "invariant") as server:
         engine = server.engine
         with streaming(server, 300) as (first, lines), suspended(engine.pid):
-            told = [first, *lines]
-        assert num_tokens(told) == 300
+            received = [first, *lines]
+        assert num_tokens(received) == 300
         assert not engine.is_running()
         plain = {**body(300), "stream": False, "stream_options": None}
         whole = server.post("/v1/completions", json=plain).json()
-        chunks = [json.loads(line.removeprefix("data: ")) for line in told if line.startswith("data: {")]
+        chunks = [json.loads(line.removeprefix("data: ")) for line in received if line.startswith("data: {")]
         text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
         assert text == whole["choices"][0]["text"]
         assert "no progress for 2 s" in "".join(server.lines)
 
 
 @pytest.mark.parametrize("is_stopped", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_the_engine_goes_with_the_server_even_if_it_hangs(is_stopped: bool, tmp_path: Path) -> None:
+def test_the_engine_ends_with_the_server_even_if_it_hangs(is_stopped: bool, tmp_path: Path) -> None:
     with tiny_server(*(("--cache-file", str(tmp_path / "cache")) if is_stopped else ())) as server:
         engine = server.engine
         with suspended(*([engine.pid] if is_stopped else [])):
@@ -73,7 +73,7 @@ def test_the_engine_goes_with_the_server_even_if_it_hangs(is_stopped: bool, tmp_
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_one_signal_ends_a_server_whose_engine_loads(number: signal.Signals, tmp_path: Path) -> None:
-    """The engine reads its cache file, a pipe that nobody writes to, and has a minute to save it."""
+    """The engine reads its cache file, a pipe without a writer, and has a minute to save it."""
     os.mkfifo(tmp_path / "cache")
     server = tiny_server("--cache-file", str(tmp_path / "cache"))
     try:
@@ -89,11 +89,11 @@ def test_one_signal_ends_a_server_whose_engine_loads(number: signal.Signals, tmp
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_drains(number: signal.Signals) -> None:
-    """Nothing new is taken, all else is answered, and what runs comes to its end."""
+    """New work is refused, all else is answered, and running requests finish."""
     options = ("--drain-seconds", "600", "--batch-concurrency", "2", "--hang-seconds", "0")
     with tiny_server(*options) as server, sdk(server) as client:
-        batch = begin(client, jsonl([slow_row(number) for number in range(40)]))
-        until_some_are_done(client, batch.id, 1)
+        batch = create_batch(client, jsonl([slow_row(number) for number in range(40)]))
+        wait_for_rows(client, batch.id, 1)
         with (
             streaming(server, 300) as (_, lines),
             httpx.Client(base_url=server.url, timeout=DEADLINE_S) as http,
@@ -128,7 +128,7 @@ def test_draining_ends_in_time_or_by_a_second_signal_with_an_error_event(
 ) -> None:
     with tiny_server("--drain-seconds", drain_s, "--hang-seconds", "0") as server:
         engine = server.engine
-        # Suspended, for the stream might come to its end before the signal.
+        # Suspended, because the stream might end before the signal.
         with streaming(server, 4000) as (_, lines), suspended(engine.pid):
             server.process.send_signal(signal.SIGTERM)
             for _ in range(more_signals):

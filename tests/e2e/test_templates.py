@@ -1,4 +1,4 @@
-"""The tiny model with templates that open thoughts, or ask for yes or no: by its first token it reranks."""
+"""The tiny model with templates that open thoughts, or that request yes or no, by which the model reranks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ THINKING = (
 
 
 def test_a_budget_ends_the_thoughts_and_the_answer_follows(tmp_path: Path) -> None:
-    said = [{"role": "user", "content": "Tell me about the river and the bridge."}]
-    asked: Any = {"model": "tiny", "messages": said, "temperature": 0, "max_tokens": 150}
-    asked |= {"extra_body": {"thinking_budget": 12}}
+    messages = [{"role": "user", "content": "Tell me about the river and the bridge."}]
+    params: Any = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 150}
+    params |= {"extra_body": {"thinking_budget": 12}}
     (tmp_path / "template").write_text(THINKING)
     with tiny_server("--chat-template", str(tmp_path / "template")) as server, sdk(server) as client:
-        message = client.chat.completions.create(**asked).choices[0].message
-        deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**asked, stream=True)]
+        message = client.chat.completions.create(**params).choices[0].message
+        deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**params, stream=True)]
     assert message.content
     assert message.model_extra["reasoning"].endswith("give my answer now.")
     thoughts = "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas)
@@ -53,16 +53,16 @@ DOCUMENTS = [
 
 
 def log_odds(server: ServerProcess, document: str) -> float:
-    """By what the completions route tells of the same prompt: a token that is biased to be sampled tells its
-    own log-probability."""
+    """Compute the log-odds by the completions route. A token that is biased to be sampled reports its own
+    log-probability."""
     prompt = RerankTemplate(ChatTemplate(JUDGING, bos_text="", eos_text="")).render(QUERY, document)
-    words = {}
+    logprobs = {}
     for word in ("yes", "no"):
         (token, *_) = server.post("/tokenize", {"content": word}).json()["tokens"]
         body = {"prompt": prompt, "max_tokens": 1, "logprobs": 0, "logit_bias": {str(token): 100}}
         answer = server.post("/v1/completions", {**body, "temperature": 0}).json()
-        (words[word],) = answer["choices"][0]["logprobs"]["token_logprobs"]
-    return float(words["yes"] - words["no"])
+        (logprobs[word],) = answer["choices"][0]["logprobs"]["token_logprobs"]
+    return float(logprobs["yes"] - logprobs["no"])
 
 
 def test_scores_are_those_of_the_first_token(tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_scores_are_those_of_the_first_token(tmp_path: Path) -> None:
         raw = server.post("/v1/rerank", body).json()["results"]
         squeezed = server.post("/v1/rerank", {**body, "use_activation": True}).json()["results"]
         expected = [log_odds(server, document) for document in DOCUMENTS]
-    told = {item["index"]: item["relevance_score"] for item in raw}
-    assert [told[index] for index in range(3)] == pytest.approx(expected, abs=0.05)
+    scores = {item["index"]: item["relevance_score"] for item in raw}
+    assert [scores[index] for index in range(3)] == pytest.approx(expected, abs=0.05)
     for item in squeezed:
-        assert item["relevance_score"] == pytest.approx(1 / (1 + math.exp(-told[item["index"]])), abs=0.01)
-    assert [item["index"] for item in squeezed] == sorted(told, key=lambda index: -told[index])
+        assert item["relevance_score"] == pytest.approx(1 / (1 + math.exp(-scores[item["index"]])), abs=0.01)
+    assert [item["index"] for item in squeezed] == sorted(scores, key=lambda index: -scores[index])

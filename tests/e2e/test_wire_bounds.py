@@ -1,4 +1,4 @@
-"""What strangers may make the server keep: headers, trailers, waiting requests, pieces of messages."""
+"""Bounds on what a client makes the server store: headers, trailers, waiting requests, pieces of messages."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def server() -> Iterator[ServerProcess]:
     limits = ("--max-body-mb", "1", "--max-bodies-mb", "2", "--read-timeout-s", "2")
     with tiny_server("--ctx-size", "4096", *limits) as process:
         yield process
-        said = [line for line in process.lines if "Traceback" in line or " ERROR " in line]
-        assert said == [], "what clients send is not an error of the server"
+        errors = [line for line in process.lines if "Traceback" in line or " ERROR " in line]
+        assert errors == [], "what clients send is not an error of the server"
 
 
 def resident(server: ServerProcess) -> int:
@@ -83,13 +83,13 @@ def test_headers_and_trailers_are_bounded_however_they_come(
     assert b"headers_too_large" in answer or where == "trailers"
 
 
-def test_headers_and_trailers_count_together_and_anew_for_each_request(server: ServerProcess) -> None:
+def test_headers_and_trailers_count_together_within_each_request(server: ServerProcess) -> None:
     half = b"a: " + b"x" * 40_000 + b"\r\n"
     head = b"POST /tokenize HTTP/1.1\r\n" + half
     assert status_of(answered(server, head + CHUNKED + b"0\r\n" + half + b"\r\n")) == 431
-    kept = head + CHUNKED + b"0\r\n" + half[:20_000] + b"\r\n\r\n"
-    # That one is served; that an empty body is no JSON is said.
-    assert status_of(answered(server, kept + b"!")) == 400
+    request = head + CHUNKED + b"0\r\n" + half[:20_000] + b"\r\n\r\n"
+    # The headers fit; the 400 is for the empty body, which is not JSON.
+    assert status_of(answered(server, request + b"!")) == 400
     assert status_of(answered(server, b"GET /?" + b"a" * 70_000 + b" HTTP/1.1" + END)) == 431, "a long line"
     with connect(server) as sock:
         for _ in range(5):
@@ -98,7 +98,7 @@ def test_headers_and_trailers_count_together_and_anew_for_each_request(server: S
 
 
 @pytest.mark.parametrize("path", ["GET /health", "POST /tokenize"])
-def test_endless_trailers_are_not_kept(server: ServerProcess, path: str) -> None:
+def test_endless_trailers_are_not_stored(server: ServerProcess, path: str) -> None:
     before = resident(server)
     flood = b"".join(b"trailer-%d: %b\r\n" % (i, b"x" * 40) for i in range(20_000))
     for _ in range(3):
@@ -107,7 +107,7 @@ def test_endless_trailers_are_not_kept(server: ServerProcess, path: str) -> None
     check_serves(server)
 
 
-def test_who_has_an_answer_gets_no_second(server: ServerProcess) -> None:
+def test_trailers_after_an_answer_get_no_second_one(server: ServerProcess) -> None:
     with connect(server) as sock:
         sock.sendall(b"GET /version HTTP/1.1\r\n" + CHUNKED + b"0\r\n")
         everything_until(sock, b'"version"')
@@ -115,7 +115,7 @@ def test_who_has_an_answer_gets_no_second(server: ServerProcess) -> None:
         assert everything(sock) == b""
 
 
-def test_chunks_without_number_are_no_headers(server: ServerProcess) -> None:
+def test_many_chunks_do_not_count_as_headers(server: ServerProcess) -> None:
     chunks = b"".join(b"1\r\n \r\n" for _ in range(60_000)) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
     request = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nconnection: close\r\n" + CHUNKED + chunks
     assert status_of(answered(server, request)) == 200
@@ -139,12 +139,12 @@ def test_a_client_of_http_1_0_sees_no_chunks(server: ServerProcess, stream: bool
 def test_a_connection_waits_longer_for_the_next_request_than_for_the_rest_of_one(
     server: ServerProcess,
 ) -> None:
-    with connect(server) as idle, connect(server) as begun:
-        for sock in (idle, begun):
+    with connect(server) as idle, connect(server) as unfinished:
+        for sock in (idle, unfinished):
             sock.sendall(GET)
             everything_until(sock, b'"version"')
-        begun.sendall(b"GET /version HTTP/1.1\r\nhost")
-        assert everything(begun) == b"", "the server's time to read is two seconds"
+        unfinished.sendall(b"GET /version HTTP/1.1\r\nhost")
+        assert everything(unfinished) == b"", "the read timeout is two seconds"
         idle.sendall(GET)
         assert status_of(everything_until(idle, b'"version"')) == 200
 
@@ -152,29 +152,29 @@ def test_a_connection_waits_longer_for_the_next_request_than_for_the_rest_of_one
 # -- waiting requests -------------------------------------------------------------------------------------
 
 
-def test_so_many_requests_wait_and_no_more_are_read(server: ServerProcess) -> None:
+def test_the_number_of_waiting_requests_is_bounded(server: ServerProcess) -> None:
     before = resident(server)
     for number in (20, 5000):
         answer = answered(server, GET * number)
         assert 1 <= answer.count(b"HTTP/1.1 200 OK") <= 9
         assert b"HTTP/1.1 4" not in answer
     assert resident(server) - before < 10 * MIB
-    answer = answered(server, GET + b"\x00 nonsense\r\n\r\n")  # what is wrong behind it costs nothing
+    answer = answered(server, GET + b"\x00 nonsense\r\n\r\n")  # nonsense behind it does no harm
     assert (status_of(answer), answer.count(b"HTTP/1.1 ")) == (200, 1)
     assert status_of(answered(server, b"CONNECT a:1 HTTP/1.1\r\nhost: localhost\r\n\r\nabc")) == 400
 
 
-def test_a_few_that_wait_are_all_answered_in_their_order(server: ServerProcess) -> None:
+def test_waiting_requests_are_answered_in_their_order(server: ServerProcess) -> None:
     paths = ["/version", "/v1/models", "/health", "/nowhere", "/ready", "/version"]
     with connect(server) as sock:
         for _ in range(3):
-            asked = (
+            requests = (
                 f"GET {path} HTTP/1.1\r\nhost: localhost\r\nx-request-id: {path}\r\n\r\n" for path in paths
             )
-            sock.sendall("".join(asked).encode())
+            sock.sendall("".join(requests).encode())
             found = everything_until(sock, b"x-request-id", len(paths))
             ids = [line.split(b": ")[1] for line in found.split(b"\r\n") if line.startswith(b"x-request-id")]
-            assert [one.decode() for one in ids] == paths
+            assert [request_id.decode() for request_id in ids] == paths
 
 
 # -- an Upgrade to anything but a WebSocket ---------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_a_few_that_wait_are_all_answered_in_their_order(server: ServerProcess) 
 LENGTH = b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY)
 TWO_CHUNKS = b"transfer-encoding: chunked\r\n\r\n5\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n"
 PIECES = TWO_CHUNKS % (BODY[:5], len(BODY) - 5, BODY[5:])
-ASKED = {
+UPGRADES = {
     "h2c": b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ\r\n",
     "another": b"upgrade: TLS/1.0, HTTP/2.0\r\nconnection: keep-alive, upgrade\r\n",
     "twice": b"connection: upgrade\r\nupgrade: h2c\r\nupgrade: foo\r\n",
@@ -191,13 +191,11 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", UPGRADES)
 @pytest.mark.parametrize("body", [LENGTH, PIECES], ids=["length", "chunks"])
-def test_an_upgrade_to_what_is_not_spoken_here_is_ignored(
-    server: ServerProcess, name: str, body: bytes
-) -> None:
-    head = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: localhost\r\n" + ASKED[name]
-    with connect(server) as sock:  # which goes on
+def test_an_unsupported_upgrade_is_ignored(server: ServerProcess, name: str, body: bytes) -> None:
+    head = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: localhost\r\n" + UPGRADES[name]
+    with connect(server) as sock:  # all requests use one connection
         for pieces in ([head + body], _cut(head + body, 7), [head + body[:-20], body[-20:]]):
             for piece in pieces:
                 sock.sendall(piece)
@@ -215,7 +213,7 @@ def test_a_client_of_http_1_0_opens_no_socket(server: ServerProcess) -> None:
 
 
 def close_code(sock: socket.socket) -> int:
-    """Of the close frame that comes last, behind pongs and messages."""
+    """Return the code of the close frame, which comes last, behind pongs and messages."""
     found = everything(sock)
     at = found.rindex(b"\x88")
     return int.from_bytes(found[at + 2 : at + 4], "big")
@@ -265,7 +263,7 @@ def test_a_bad_frame_may_come_with_the_handshake(server: ServerProcess, bad: byt
     wait_until(lambda: any("origin=websocket" in line for line in server.lines[first_line:]))
 
 
-def test_who_waits_for_an_answer_opens_no_socket(server: ServerProcess) -> None:
+def test_a_handshake_behind_a_running_request_opens_no_socket(server: ServerProcess) -> None:
     data = json.dumps({"prompt": "a", "max_tokens": 200, "ignore_eos": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(data)
     answer = answered(server, head + data + handshake())
@@ -273,10 +271,10 @@ def test_who_waits_for_an_answer_opens_no_socket(server: ServerProcess) -> None:
     assert b" 101 " not in answer
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is read from a socket")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what is read from a socket")
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
 def test_unfinished_messages_count_among_all_bodies(server: ServerProcess, path: str) -> None:
-    """Two fill the budget, be they one frame or pieces; then a third is refused, and a body too."""
+    """Two messages fill the budget, in one frame or in pieces. Then a third is refused, and a body too."""
     half = b" " * (MIB // 2 - 1)
     filling = [header(1, MIB) + b" " * (MIB - 1), frame(1, half, fin=False) + frame(0, half, fin=False)]
     large = b" " * (MIB - 1)
@@ -295,9 +293,9 @@ def test_unfinished_messages_count_among_all_bodies(server: ServerProcess, path:
     wait_until(lambda: server.post("/tokenize", content=large).status_code == 400)
 
 
-def test_a_message_that_does_not_end_is_late(server: ServerProcess) -> None:
-    """However little of it comes, and with pings between. A socket without one waits as long as it likes."""
-    begun = (
+def test_an_unfinished_message_times_out(server: ServerProcess) -> None:
+    """Small pieces and pings do not give it more time. A socket without a message may wait for any time."""
+    beginnings = (
         b"\x81",
         header(1, 1000) + b"{",
         frame(1, b"", fin=False),
@@ -306,15 +304,17 @@ def test_a_message_that_does_not_end_is_late(server: ServerProcess) -> None:
     )
     with upgraded(server) as idle:
         with contextlib.ExitStack() as stack:
-            sockets = [stack.enter_context(upgraded(server)) for _ in begun]
-            for sock, data in zip(sockets, begun, strict=True):
+            sockets = [stack.enter_context(upgraded(server)) for _ in beginnings]
+            for sock, data in zip(sockets, beginnings, strict=True):
                 sock.sendall(data)
-            assert [close_code(sock) for sock in sockets] == [1008] * len(begun)
+            assert [close_code(sock) for sock in sockets] == [1008] * len(beginnings)
         idle.sendall(frame(1, BODY))
         assert b"request_id" in idle.recv(4096)
 
 
-def test_a_message_in_too_many_pieces_ends_its_socket_and_a_letter_may_be_cut(server: ServerProcess) -> None:
+def test_a_message_in_too_many_pieces_ends_its_socket_and_a_letter_may_be_split(
+    server: ServerProcess,
+) -> None:
     before = resident(server)
     with upgraded(server) as sock:
         with contextlib.suppress(ConnectionError):
@@ -323,14 +323,14 @@ def test_a_message_in_too_many_pieces_ends_its_socket_and_a_letter_may_be_cut(se
     assert resident(server) - before < 40 * MIB
     with upgraded(server) as sock:
         pieces = [BODY[i : i + 1] for i in range(len(BODY))]
-        sock.sendall(frame(1, b"", fin=False) + b"".join(frame(0, one, fin=False) for one in pieces))
+        sock.sendall(frame(1, b"", fin=False) + b"".join(frame(0, piece, fin=False) for piece in pieces))
         sock.sendall(frame(0, b""))
         assert b"request_id" in sock.recv(4096)
     body = BODY.replace(b'"a"', '"ä"'.encode())
     at = body.index(b"\xc3") + 1
     with upgraded(server) as sock:
         sock.sendall(frame(1, body[:at], fin=False) + frame(0, body[at:]))
-        assert b'"error"' not in sock.recv(4096), "a letter may be cut"
+        assert b'"error"' not in sock.recv(4096), "a letter may be split"
 
 
 def _cut(data: bytes, size: int | None) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Streams through what stands between people and servers: proxies, and clients of other languages."""
+"""Streams through proxies, and to clients in other languages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def server() -> Iterator[ServerProcess]:
 def url(
     request: pytest.FixtureRequest, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """A proxy with its defaults: whatever it collects or keeps open by default, it does here."""
+    """URL of a proxy that buffers and keeps connections open as it does by default."""
     name, folder = request.param, tmp_path_factory.mktemp("proxy")
     port, upstream = free_port(), server.url.removeprefix("http://")
     if name == "nginx":
@@ -54,18 +54,18 @@ def url(
             f"backend ours\n http-reuse always\n server one {upstream}\n"
         )
         command = [tool("haproxy"), "-db", "-f", str(config)]
-    with running_proxy(command, port) as found:
-        yield found
+    with running_proxy(command, port) as url:
+        yield url
 
 
-def test_a_stream_comes_while_it_is_written(url: str, server: ServerProcess) -> None:
-    """A client that leaves the proxy leaves the server."""
+def test_a_stream_arrives_while_it_is_written(url: str, server: ServerProcess) -> None:
+    """The server notices that a client has left the proxy."""
     body = {**BODY, "stream": True, "max_tokens": 3_900}
     with httpx.stream("POST", url + CHAT, json=body, timeout=DEADLINE_S) as answer:
         events = answer.iter_lines()
         assert next(events).startswith("data: ")
         running = server.get("/v1/requests").json()
-        assert [one["state"] for one in running["data"]] == ["running"], running
+        assert [request["state"] for request in running["data"]] == ["running"], running
     wait_until(lambda: server.get("/v1/requests").json()["data"] == [])
 
 
@@ -83,24 +83,24 @@ def test_whole_answers_streams_and_errors_pass(url: str) -> None:
         assert large.json().get("count") or large.status_code in (400, 413)
 
 
-def test_a_connection_that_a_proxy_has_kept_is_good_for_the_next_request(
+def test_a_connection_that_a_proxy_keeps_open_serves_the_next_request(
     url: str, server: ServerProcess
 ) -> None:
-    """Also after the time that the server waits for the rest of a request's head."""
+    """The next request comes after the server's timeout for the rest of a request's head."""
     with httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
         assert client.get("/health").status_code == 200
-        with connect(server) as begun:
-            begun.sendall(b"GET /version HTTP/1.1\r\nhost")
-            assert everything(begun) == b""
+        with connect(server) as unfinished:
+            unfinished.sendall(b"GET /version HTTP/1.1\r\nhost")
+            assert everything(unfinished) == b""
         assert client.post(CHAT, json=BODY).status_code == 200
 
 
-@pytest.mark.parametrize("through", ["--http2", "--http2-prior-knowledge", "--http1.0", "--http1.1"])
-def test_curl(server: ServerProcess, through: str) -> None:
-    """HTTP/2 without TLS is what this server does not speak: a request that only offers it is answered."""
-    command = [tool("curl"), "-sS", "-N", through, server.url + CHAT, "-d", STREAMED, "-w", "%{http_code}"]
+@pytest.mark.parametrize("option", ["--http2", "--http2-prior-knowledge", "--http1.0", "--http1.1"])
+def test_curl(server: ServerProcess, option: str) -> None:
+    """The server does not support HTTP/2 without TLS. A request that only offers it is answered."""
+    command = [tool("curl"), "-sS", "-N", option, server.url + CHAT, "-d", STREAMED, "-w", "%{http_code}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
-    if through == "--http2-prior-knowledge":
+    if option == "--http2-prior-knowledge":
         assert done.returncode != 0
         return
     assert done.returncode == 0, done.stderr
@@ -117,7 +117,7 @@ def test_javas_client(server: ServerProcess) -> None:
 
 
 def test_a_reader_that_ends_events_at_every_empty_line(server: ServerProcess) -> None:
-    """Also beside so many others that it waits, and is told so in comments."""
+    """Requests beside it make the reader wait, which the server reports in comments."""
     tool("go")
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(httpx.Client(timeout=DEADLINE_S))

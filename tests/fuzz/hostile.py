@@ -1,4 +1,4 @@
-"""Hostile bodies: nearly right, wrong in one place, no JSON at all; or rich, with something odd in them."""
+"""Hostile bodies: almost valid ones, some that are not JSON, and rich ones with odd parts."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ VALUES = [*NUMBERS, *WORDS, *STRINGS, *DEEP, *SCHEMAS]
 
 
 class Raw(str):
-    """JSON text that is to be put in as it is."""
+    """JSON text that is inserted as it is."""
 
 
 class Bodies:
-    """From a seed always the same ones. `document`: of `/openapi.json`."""
+    """Bodies for the operations of `/openapi.json`. A seed always makes the same ones."""
 
     def __init__(self, document: Json, seed: int) -> None:
         self._schemas: Json = document["components"]["schemas"]
@@ -62,14 +62,14 @@ class Bodies:
             if "application/json" in operation.get("requestBody", {}).get("content", {})
         ]
 
-    def one(self) -> tuple[str, bytes]:
+    def next_body(self) -> tuple[str, bytes]:
         path, schema = self._random.choice(self._operations)
-        text = text_of(self._spoiled(self._value(schema, 0)))
+        text = text_of(self._spoil(self._value(schema, 0)))
         data = text.encode("utf-8", errors="surrogatepass")
-        return path, self._mangled(data) if self._random.random() < 0.25 else data
+        return path, self._mangle(data) if self._random.random() < 0.25 else data
 
     def _value(self, schema: Json, depth: int) -> Any:
-        """Of this schema, mostly; few optional fields, for one that is wrong hides the others."""
+        """Return a value that mostly fits the schema. Optional fields are few: a wrong one hides others."""
         random = self._random
         if "$ref" in schema:
             return self._value(self._schemas[schema["$ref"].rsplit("/", 1)[1]], depth)
@@ -97,27 +97,27 @@ class Bodies:
         properties, required = schema.get("properties", {}), schema.get("required", ())
         chance = 0.06 if len(properties) > 8 else 0.4
         names = [name for name in properties if name in required or self._random.random() < chance]
-        found = {name: self._value(properties[name], depth + 1) for name in names}
+        fields = {name: self._value(properties[name], depth + 1) for name in names}
         more = schema.get("additionalProperties")
         if isinstance(more, dict) and depth < 6:
-            found["type"] = self._value(more, depth + 1)
-        return found
+            fields["type"] = self._value(more, depth + 1)
+        return fields
 
-    def _spoiled(self, value: Any) -> Any:
+    def _spoil(self, value: Any) -> Any:
         random = self._random
         if not isinstance(value, (dict, list)) or not value or random.random() < 0.1:
             return Raw(random.choice(VALUES)) if random.random() < 0.7 else value
         if isinstance(value, list):
             index = random.randrange(len(value))
-            return [self._spoiled(item) if i == index else item for i, item in enumerate(value)]
+            return [self._spoil(item) if i == index else item for i, item in enumerate(value)]
         name = random.choice(list(value))
-        spoiled = {key: self._spoiled(item) if key == name else item for key, item in value.items()}
+        spoiled = {key: self._spoil(item) if key == name else item for key, item in value.items()}
         if random.random() < 0.05:
             odd = random.choice(["\u0000", "\ud800", "x" * 300, "__proto__", ""])
             spoiled[odd] = Raw(random.choice(VALUES))
         return spoiled
 
-    def _mangled(self, data: bytes) -> bytes:
+    def _mangle(self, data: bytes) -> bytes:
         random = self._random
         at = random.randrange(len(data) + 1)
         match random.randrange(6):
@@ -211,7 +211,7 @@ class RichBodies:
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
 
-    def one(self) -> tuple[str, bytes]:
+    def next_body(self) -> tuple[str, bytes]:
         path, body = self._random.choice(BODIES)
         spoiled = copy.deepcopy(body)
         for _ in range(self._random.choice((1, 1, 1, 2, 3))):
@@ -224,7 +224,7 @@ class RichBodies:
         match self._random.randrange(5):
             case 0:
                 del holder[key]
-            case 1:  # something that is right elsewhere
+            case 1:  # a value that is valid elsewhere
                 other, other_key = self._random.choice(places)
                 holder[key] = copy.deepcopy(other[other_key])
             case 2:

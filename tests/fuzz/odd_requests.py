@@ -1,4 +1,4 @@
-"""Requests that are wrong elsewhere than in a JSON body: paths, query strings, headers, uploads."""
+"""Requests that are wrong outside a JSON body: paths, query strings, headers, uploads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROW = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":' + BODY
 
 
 class OddRequests:
-    """`document`: of `/openapi.json`."""
+    """Random requests to the operations of `/openapi.json`."""
 
     def __init__(self, url: str, document: dict[str, Any], random: Random) -> None:
         self._url = url

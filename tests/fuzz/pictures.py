@@ -1,4 +1,4 @@
-"""Hostile pictures: files that are nearly right, files whose heads lie, files of other types, and bombs."""
+"""Hostile pictures: almost valid files, files with false heads, files of other types, and bombs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CHUNK_BYTES = 12
 _NUMBERS = (0, 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1)
-_LARGE_BYTES = 64 * 2**20  # so much comes of some kilobytes
+_LARGE_BYTES = 64 * 2**20  # of some kilobytes when it is unpacked
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -24,7 +24,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
 
 
 def good_pictures() -> list[bytes]:
-    """Small ones of all types that are taken, in all ways to write colours, some with several frames."""
+    """Return small pictures of all accepted types and colour modes, some with several frames."""
     noise = Image.effect_noise((64, 48), 90).convert("RGB")
     palette, grey, clear = noise.convert("P"), noise.convert("L"), noise.convert("RGBA")
     clear.putalpha(grey)
@@ -57,53 +57,53 @@ def good_pictures() -> list[bytes]:
 
 
 def spoilt(rng: Random, data: bytes) -> bytes:
-    """Damage a picture. Checksums of PNG are often right again, else decoders look no further."""
-    made = bytearray(data)
+    """Damage a picture. Checksums of PNG are often corrected, because decoders stop at a wrong one."""
+    buffer = bytearray(data)
     for _ in range(rng.choice([1, 1, 2, 5])):
-        if made:
-            _spoil(rng, made)
-    return with_checksums(made) if rng.random() < 0.7 else bytes(made)
+        if buffer:
+            _spoil(rng, buffer)
+    return with_checksums(buffer) if rng.random() < 0.7 else bytes(buffer)
 
 
-def _spoil(rng: Random, made: bytearray) -> None:
-    at = rng.randrange(len(made))
+def _spoil(rng: Random, buffer: bytearray) -> None:
+    at = rng.randrange(len(buffer))
     match rng.randrange(6):
         case 0:
-            made[at] ^= 1 << rng.randrange(8)
-        case 1:  # the head lies
-            made[rng.randrange(min(64, len(made)))] = rng.choice([0, 255, 127, rng.randrange(256)])
+            buffer[at] ^= 1 << rng.randrange(8)
+        case 1:  # a false head
+            buffer[rng.randrange(min(64, len(buffer)))] = rng.choice([0, 255, 127, rng.randrange(256)])
         case 2:
-            del made[at:]
-        case 3:  # a piece again, somewhere else
-            start = rng.randrange(len(made))
-            made[at:at] = made[start : start + rng.randrange(400)]
+            del buffer[at:]
+        case 3:  # a piece twice
+            start = rng.randrange(len(buffer))
+            buffer[at:at] = buffer[start : start + rng.randrange(400)]
         case 4:  # sizes and lengths
             number = rng.choice([*_NUMBERS, rng.randrange(2**32)])
-            made[at : at + 4] = struct.pack(rng.choice("<>") + "I", number)
+            buffer[at : at + 4] = struct.pack(rng.choice("<>") + "I", number)
         case 5:
-            del made[at : at + rng.randrange(40)]
+            del buffer[at : at + rng.randrange(40)]
 
 
 def with_checksums(data: bytes | bytearray) -> bytes:
-    """A PNG file whose checksums and lengths are right; any other file as it is."""
+    """Return a PNG file with right checksums and lengths, or any other file as it is."""
     if not data.startswith(_PNG):
         return bytes(data)
-    made, at = bytearray(_PNG), len(_PNG)
+    buffer, at = bytearray(_PNG), len(_PNG)
     while at + _CHUNK_BYTES <= len(data):
         (length,) = struct.unpack_from(">I", data, at)
         end = at + 8 + min(length, len(data) - at - _CHUNK_BYTES)
-        made += _chunk(bytes(data[at + 4 : at + 8]), bytes(data[at + 8 : end]))
+        buffer += _chunk(bytes(data[at + 4 : at + 8]), bytes(data[at + 8 : end]))
         at = end + 4
-    return bytes(made)
+    return bytes(buffer)
 
 
 def bomb(side: int = 20_000) -> bytes:
-    """A PNG file of less than 100 kB that is right, and has so many pixels on each side."""
+    """Return a valid PNG file of less than 100 kB with `side` pixels on each side."""
     return _png(_head(side, side, depth=1), zlib.compress(bytes((side // 8 + 1) * side), 9))
 
 
 def oddities() -> Iterator[tuple[str, bytes]]:
-    """Pictures that no chance finds, by name. All of them are refused, but for those whose names say so."""
+    """Yield pictures that random damage does not make. All but those named "can be taken" are refused."""
     yield "nothing", b""
     yield "one byte", b"\x89"
     yield "text", b"a picture of a cat"
@@ -129,7 +129,7 @@ def oddities() -> Iterator[tuple[str, bytes]]:
     yield "JPEG, heads without end", b"\xff\xd8" + b"\xff\xe1\0\x08Exif\0\0" * 50_000
     yield (
         "JPEG, scans without end",
-        _again_and_again(encoded(Image.new("L", (999, 999)), "JPEG", progressive=True)),
+        _with_repeated_scan(encoded(Image.new("L", (999, 999)), "JPEG", progressive=True)),
     )
     yield "GIF, the largest", b"GIF89a\xff\xff\xff\xff\0\0\0,\0\0\0\0\xff\xff\xff\xff\0\x08\0;"
     yield "GIF, no frames", b"GIF89a\x09\0\x09\0\0\0\0;"
@@ -140,14 +140,14 @@ def oddities() -> Iterator[tuple[str, bytes]]:
     yield "WebP, frames without pixels", _webp(b"VP8X", b"\2\0\0\0" + bytes(6)) + b"ANMF" + bytes(4)
 
 
-def _again_and_again(jpeg: bytes) -> bytes:
-    """With its last scan 1,000 times: some kilobytes, and seconds of computing."""
+def _with_repeated_scan(jpeg: bytes) -> bytes:
+    """Repeat the last scan 1,000 times: some kilobytes that take seconds to decode."""
     start = jpeg.rindex(b"\xff\xda")
     return jpeg[:start] + jpeg[start:-2] * 1000 + jpeg[-2:]
 
 
 def png(width: int, height: int) -> bytes:
-    """A head of this size, without pixels."""
+    """Return a picture with a head of this size, and without pixels."""
     return _png(_head(width, height), b"")
 
 

@@ -21,7 +21,7 @@ def tone(seconds: float, hertz: float = 440.0, *, rate: int = RATE) -> np.ndarra
 
 
 _HEAD = {"channels": (22, "<H"), "rate": (24, "<I"), "bits": (34, "<H")}
-"""Places of numbers in a WAV file."""
+"""Offsets and formats of numbers in a WAV file."""
 
 
 def wav(samples: np.ndarray, *, rate: int = RATE, kind: str = "<i2", channels: int = 1) -> bytes:
@@ -50,9 +50,9 @@ def oddities() -> Iterator[tuple[str, bytes]]:
         yield f"{name}: {number}", bytes(head)
     yield "1e30", wav(1e30 * second, kind="<f4")
     for number in (float("nan"), float("inf")):
-        spoilt = second.copy()
-        spoilt[5] = number
-        yield f"{number}", wav(spoilt, kind="<f4")
+        samples = second.copy()
+        samples[5] = number
+        yield f"{number}", wav(samples, kind="<f4")
 
 
 def spoilt(good: bytes, source: random.Random) -> bytes:

@@ -26,7 +26,7 @@ schemathesis, checks = Lazy("schemathesis"), Lazy("schemathesis.specs.openapi.ch
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.anyio]
 
-AT_ONCE = 8
+NUM_CONCURRENT = 8
 OPTIONS = ("--ctx-size", "4096", "--output-token-cap", "16", "--max-choices", "8", "--request-timeout", "20")
 
 
@@ -38,12 +38,12 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def document(server: ServerProcess) -> Json:
-    found: Json = httpx.get(server.url + "/openapi.json", timeout=DEADLINE_S).json()
-    return found
+    document: Json = httpx.get(server.url + "/openapi.json", timeout=DEADLINE_S).json()
+    return document
 
 
 async def send_all(server: ServerProcess, requests: list[httpx.Request]) -> Counter[int]:
-    """How often each status came. Fails at the first 5xx or hang, with the request that did it."""
+    """Return the number of each status. Fail at the first 5xx or hang, and name its request."""
     statuses: Counter[int] = Counter()
     waiting = iter(requests)
 
@@ -53,11 +53,11 @@ async def send_all(server: ServerProcess, requests: list[httpx.Request]) -> Coun
                 statuses[await status_of(http, request)] += 1
 
     async with httpx.AsyncClient(timeout=DEADLINE_S) as http:
-        await asyncio.gather(*(send() for _ in range(AT_ONCE)))
+        await asyncio.gather(*(send() for _ in range(NUM_CONCURRENT)))
         good = await http.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 2})
     assert good.status_code == 200, good.text
 
-    def is_idle() -> bool:  # some go on in the background
+    def is_idle() -> bool:  # some requests continue in the background
         return not any(size["running"] + size["waiting"] for size in server.status()["queue"].values())
 
     await eventually(is_idle)
@@ -67,20 +67,20 @@ async def send_all(server: ServerProcess, requests: list[httpx.Request]) -> Coun
 
 
 async def status_of(http: httpx.AsyncClient, request: httpx.Request) -> int:
-    shown = (request.method, request.url, request.headers, request.content[:2000])
+    summary = (request.method, request.url, request.headers, request.content[:2000])
     answer = await http.send(request)
-    assert answer.status_code < 500, (shown, answer.text)
+    assert answer.status_code < 500, (summary, answer.text)
     if answer.status_code == 200:
-        assert b'"internal_error"' not in answer.content, (shown, answer.text)
-        assert b'"generation_failed"' not in answer.content, (shown, answer.text)
+        assert b'"internal_error"' not in answer.content, (summary, answer.text)
+        assert b'"generation_failed"' not in answer.content, (summary, answer.text)
     elif request.headers.get("content-type") == "application/json":
-        assert error_by_path(answer)["message"], shown
+        assert error_by_path(answer)["message"], summary
     return answer.status_code
 
 
-async def post(server: ServerProcess, made: Bodies | RichBodies, number: int) -> Counter[int]:
+async def post(server: ServerProcess, bodies: Bodies | RichBodies, number: int) -> Counter[int]:
     headers = {"content-type": "application/json"}
-    pairs = [made.one() for _ in range(number)]
+    pairs = [bodies.next_body() for _ in range(number)]
     return await send_all(
         server,
         [httpx.Request("POST", server.url + path, content=body, headers=headers) for path, body in pairs],
@@ -93,7 +93,7 @@ async def test_hostile_bodies(server: ServerProcess, document: Json) -> None:
     assert statuses[400] > 80, statuses
 
 
-async def test_responses_and_messages_with_something_odd_in_them(server: ServerProcess) -> None:
+async def test_responses_and_messages_with_odd_parts(server: ServerProcess) -> None:
     statuses = await post(server, RichBodies(7), 200)
     assert statuses[200] > 20, "bodies that are refused at once test little"
 
@@ -114,7 +114,7 @@ async def test_odd_uploads(server: ServerProcess, document: Json) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("examples", [1, 500])
-@pytest.mark.timeout(3600)  # most of it goes into making the examples
+@pytest.mark.timeout(3600)  # most of the time goes into making the examples
 def test_schemathesis_finds_answers_as_described(server: ServerProcess, examples: int) -> None:
     schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
     operations = [operation.ok() for operation in schema.get_all_operations()]

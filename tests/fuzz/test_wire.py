@@ -1,4 +1,4 @@
-"""Raw bytes on the wire of the real server: refused or dropped, and a good request is served behind them."""
+"""Raw bytes on the wire of the real server: it refuses or drops them, and still serves a good request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     options = ("--ctx-size", "4096", "--read-timeout-s", "1", "--write-timeout-s", "2")
-    options += ("--idle-timeout-s", "1")  # of many answers the end is awaited
+    options += ("--idle-timeout-s", "1")  # many tests wait for the end of the connection
     with ServerProcess("--model", str(tiny_model_path()), *options) as process:
         yield process
 
@@ -44,43 +44,43 @@ def chunked(*chunks: bytes) -> bytes:
     return HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"".join(chunks)
 
 
-ANSWERED: dict[str, tuple[bytes, set[int | None]]] = {
+REQUESTS: dict[str, tuple[bytes, set[int | None]]] = {
     "no http": (b"\x00\x01\x02\xff\xfe\r\n\r\n", {400}),
     "http/0.9": (b"GET /health\r\n\r\n", {200, 400}),
     "http/9.9": (b"GET /health HTTP/9.9\r\nhost: localhost\r\n\r\n", {400, 505, None}),
-    "a method of our own": (b"BREW /v1/models HTTP/1.1" + END, {400, 405}),
+    "an unknown method": (b"BREW /v1/models HTTP/1.1" + END, {400, 405}),
     "null in the path": (b"GET /\x00 HTTP/1.1" + END, {400, 404}),
-    "a path that is no utf-8": (b"GET /v1/models/%ff%fe HTTP/1.1" + END, {404}),
+    "a path that is not utf-8": (b"GET /v1/models/%ff%fe HTTP/1.1" + END, {404}),
     "a path that escapes a null": (b"GET /v1/models/%00 HTTP/1.1" + END, {400}),
     "a long path": (b"GET /" + b"a" * 60_000 + b" HTTP/1.1" + END, {404, 431}),
     "a header without colon": (b"GET /health HTTP/1.1\r\nhost\r\n\r\n", {400}),
-    "a header that is no utf-8": (
+    "a header that is not utf-8": (
         b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-request-id: \xff\r\n\r\n",
         {200},
     ),
-    "a key that is no latin text": (
+    "a key that is not latin text": (
         b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx-api-key: \xc3\x28\r\n\r\n",
         {200},
     ),
     "two lengths": (with_length(b"5\r\ncontent-length: 9"), {400}),
     "length and chunks": (with_length(b"5\r\ntransfer-encoding: chunked"), {400}),
     "a negative length": (with_length(b"-1"), {400}),
-    "a length beyond all": (with_length(b"9" * 30), {400, 413}),
-    "a length that is none": (with_length(b"abc"), {400}),
+    "a huge length": (with_length(b"9" * 30), {400, 413}),
+    "a length without digits": (with_length(b"abc"), {400}),
     "a length too small": (with_length(b"10"), {400}),
     "a length too large": (with_length(str(len(BODY) + 50).encode()), {408}),
     "no length": (HEAD + b"\r\n" + BODY, {400}),
-    "chunks that are none": (chunked(b"zz\r\nhello\r\n"), {400}),
-    "a chunk beyond all": (chunked(b"f" * 17 + b"\r\nhello\r\n"), {400}),
+    "chunks without a size": (chunked(b"zz\r\nhello\r\n"), {400}),
+    "a huge chunk": (chunked(b"f" * 17 + b"\r\nhello\r\n"), {400}),
     "chunks without end": (chunked(b"5\r\nhello\r\n"), {408}),
-    "utf-8 that is none": (with_length(b"5", b'{"\xc3\x28"'), {400}),
+    "a body that is not utf-8": (with_length(b"5", b'{"\xc3\x28"'), {400}),
     "a socket without a key": (
         b"GET "
         + CHAT.encode()
         + b" HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
         {400},
     ),
-    "an upgrade to nothing known": (
+    "an unknown upgrade": (
         b"GET /health HTTP/1.1\r\nhost: localhost\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
         {200},
     ),
@@ -88,9 +88,9 @@ ANSWERED: dict[str, tuple[bytes, set[int | None]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ANSWERED)
-def test_what_is_malformed_is_refused(server: ServerProcess, name: str) -> None:
-    data, expected = ANSWERED[name]
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_malformed_request_gets_an_expected_status(server: ServerProcess, name: str) -> None:
+    data, expected = REQUESTS[name]
     assert status_of(answered(server, data)) in expected
     check_serves(server)
 
@@ -101,8 +101,8 @@ def test_a_body_cut_off_by_its_sender_ends_quietly(server: ServerProcess) -> Non
     check_serves(server)
 
 
-def test_random_bytes_never_cost_the_server(server: ServerProcess) -> None:
-    """Mutations of a good request, half of them closed behind the last byte."""
+def test_random_bytes_do_not_harm_the_server(server: ServerProcess) -> None:
+    """Mutations of a good request, half of them closed after the last byte."""
     random = Random(6)
     good = with_length(str(len(BODY)).encode())
     for _ in range(120):
@@ -113,7 +113,7 @@ def test_random_bytes_never_cost_the_server(server: ServerProcess) -> None:
         with connect(server) as sock:
             sock.sendall(bytes(data))
             if random.random() < 0.5:
-                sock.settimeout(0.02)  # not all of them are answered
+                sock.settimeout(0.02)  # not all requests are answered
                 with contextlib.suppress(TimeoutError, ConnectionError):
                     assert status_of(sock.recv(65536)) not in range(500, 600)
     check_serves(server)
@@ -123,11 +123,11 @@ def test_random_bytes_never_cost_the_server(server: ServerProcess) -> None:
 FRAMES = {
     "no mask": b"\x81\x02{}",
     "reserved bits": b"\xf1\x80" + bytes(4),
-    "an opcode of our own": frame(5, b""),
-    "text that is no utf-8": frame(1, b"\xc3\x28"),
-    "a continuation of nothing": frame(0, b"x"),
+    "an unknown opcode": frame(5, b""),
+    "text that is not utf-8": frame(1, b"\xc3\x28"),
+    "a continuation without a start": frame(0, b"x"),
     "a long ping": frame(9, b"x" * 126),
-    "a length beyond all": b"\x81\xff" + b"\x7f" + b"\xff" * 7 + bytes(4),
+    "a huge length": b"\x81\xff" + b"\x7f" + b"\xff" * 7 + bytes(4),
     "a length beyond the limit": b"\x81\xff" + (10**9).to_bytes(8, "big") + bytes(4),
     "half a frame": b"\x81\xfe\x10\x00",
     "an end without a code": frame(8, b"\x00"),
@@ -136,7 +136,7 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_a_wrong_frame_ends_its_socket_alone(server: ServerProcess, name: str) -> None:
+def test_a_wrong_frame_ends_only_its_socket(server: ServerProcess, name: str) -> None:
     with upgraded(server) as other, upgraded(server) as sock:
         sock.sendall(FRAMES[name])
         sock.shutdown(socket.SHUT_WR)

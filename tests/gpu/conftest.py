@@ -1,4 +1,4 @@
-"""llama.cpp with a device: CUDA where there is a GPU of NVIDIA, else Vulkan on a slow software driver."""
+"""llama.cpp with a device: CUDA on a GPU of NVIDIA, else Vulkan on a slow software driver."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Device:
-    """What the tests need to know of it."""
+    """Device, and the variables that show it to a process, hide it, or fill it."""
 
     name: str
     kind: str
     environment: dict[str, str]
-    """Of a process that finds the library, and no driver but that of the device."""
+    """Variables of a process that finds the library, and no driver but that of the device."""
     without: dict[str, str]
-    """What hides it."""
+    """Variables that hide the device."""
     full: dict[str, str] = field(default_factory=dict)
-    """What makes ggml think that it has no room, where there is such a thing."""
+    """Variables with which ggml finds no room on the device, if there are any."""
     keeps_shaders: bool = False
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Somebody else has all of its memory but 64 MiB."""
+    def full_memory(self) -> Iterator[None]:
+        """Occupy all of its memory but 64 MiB."""
         if self.full:
             yield
             return
         command = [sys.executable, str(Path(__file__).with_name("take_memory.py")), str(64 << 20)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as taker:
-            assert taker.stdout.readline() == b"taken\n"
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout.readline() == b"taken\n"
             yield
-            taker.communicate()
+            holder.communicate()
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +64,7 @@ def cuda(folder: Path) -> Device:
 
 
 def vulkan(driver: Path, folder: Path) -> Device:
-    # By itself ggml passes over devices that compute on the CPU.
+    # By default ggml skips devices that compute on the CPU.
     environment = {"VK_ICD_FILENAMES": str(driver), "GGML_VK_VISIBLE_DEVICES": "0"}
     return Device(
         "Vulkan0",
@@ -77,7 +77,7 @@ def vulkan(driver: Path, folder: Path) -> Device:
 
 
 def with_library(gpu: str, folder: Path) -> dict[str, str]:
-    """An environment whose Python finds what set-up's own wheel has. That builds for long, once."""
+    """Return variables with which Python finds the library of set-up's own wheel, whose build takes long."""
     built = subprocess.run(
         [ROOT / "scripts/bootstrap", "wheel", gpu], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -87,20 +87,20 @@ def with_library(gpu: str, folder: Path) -> dict[str, str]:
 
 
 def software_driver() -> Path:
-    """What the loader of Vulkan is told of it; `VK_ICD_FILENAMES` names another.
+    """Return the driver's manifest for the Vulkan loader. `VK_ICD_FILENAMES` names another.
 
-    One older than Mesa 25.0, whose file says Vulkan 1.4, is passed over. That of Mesa 22.3
-    keeps count of the buffers in all descriptors of a set, of those too that no shader reads and whose buffer
-    is gone: Vulkan allows them, ggml leaves some, and the heap is damaged.
+    Tests are skipped before Mesa 25.0, whose manifest names Vulkan 1.4. Mesa 22.3 counts the buffers in all
+    descriptors of a set, even if no shader reads a descriptor and its buffer is freed. Vulkan allows such
+    descriptors, ggml leaves some, and the heap is damaged.
     """
-    named = os.environ.get("VK_ICD_FILENAMES")
-    found = [Path(named)] if named else sorted(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json"))
-    if not found:
+    path = os.environ.get("VK_ICD_FILENAMES")
+    manifests = [Path(path)] if path else sorted(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json"))
+    if not manifests:
         pytest.skip("there is no software driver for Vulkan (Debian: apt install mesa-vulkan-drivers)")
-    version = json.loads(found[0].read_text("utf-8"))["ICD"]["api_version"]
+    version = json.loads(manifests[0].read_text("utf-8"))["ICD"]["api_version"]
     if tuple(map(int, version.split("."))) < (1, 4):
         pytest.skip(
-            f"{found[0]} says Vulkan {version}: before Mesa 25.0 it may damage the heap, as 22.3's does "
+            f"{manifests[0]} says Vulkan {version}: before Mesa 25.0 it may damage the heap, as 22.3's does "
             "(Debian 12: apt install -t bookworm-backports mesa-vulkan-drivers)"
         )
-    return found[0]
+    return manifests[0]

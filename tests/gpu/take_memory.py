@@ -1,4 +1,4 @@
-"""Takes the memory of NVIDIA's first GPU but so many bytes, says so, and keeps it until its input ends."""
+"""Occupies NVIDIA's first GPU but for so many bytes, prints a line, and holds the memory until stdin ends."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""Chromium as people have it, without a window, and shut off from everything but this machine."""
+"""The installed Chromium, headless and cut off from everything but this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _DEADLINE_MS = DEADLINE_S * 1000
 
 
 def chromium() -> str:
-    """Its path. Skips the test where there is none: scripts/bootstrap dev installs it where it can."""
+    """Return Chromium's path, or skip the test. `scripts/bootstrap dev` installs it where it can."""
     found = next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
         pytest.skip("there is no Chromium on the path (Debian: apt install chromium)")
@@ -50,7 +50,7 @@ def chromium() -> str:
 
 @contextmanager
 def running_browser() -> Iterator[Browser]:
-    """One for all of these tests: while it runs, no other event loop can run in this thread."""
+    """Run one browser for all page tests. Meanwhile no other event loop can run in this thread."""
     options = [*_OPTIONS, "--no-sandbox"] if os.geteuid() == 0 else _OPTIONS
     expect.set_options(timeout=_DEADLINE_MS)
     with sync_playwright() as playwright:
@@ -60,20 +60,20 @@ def running_browser() -> Iterator[Browser]:
 
 
 class Visit:
-    """A visit to a server's page. It keeps what the browser complained of, and whom else it asked."""
+    """Visit to a server's page, with the browser's complaints and its requests to other hosts."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
         self.url = url
         self.complaints: list[str] = []
-        self.strangers: list[str] = []
+        self.foreign_urls: list[str] = []
         page.context.on("request", self._requested)
-        page.context.on("console", self._said)
+        page.context.on("console", self._complained)
         page.context.on("weberror", self._failed)
         page.goto(url + "/")
 
     def tab(self, path: str = "/") -> Page:
-        """Another one beside `page`."""
+        """Open another tab beside `page`."""
         page = self.page.context.new_page()
         page.goto(self.url + path)
         return page
@@ -85,26 +85,26 @@ class Visit:
             other.close()
         self.page.evaluate("sessionStorage.clear()")
         with contextlib.suppress(Error):  # the server may be gone
-            self.page.goto(self.url + "/health")  # from a blank page the next would need a process of its own
+            self.page.goto(self.url + "/health")  # after a blank page the next visit needs a new process
         session = context.new_cdp_session(self.page)
         session.send("Storage.clearDataForOrigin", {"origin": self.url, "storageTypes": "all"})
         session.detach()
-        # Last: what the page complains of while it is left is not the next visit's.
+        # Last, because complaints of a page that is left are not the next visit's.
         context.remove_listener("request", self._requested)
-        context.remove_listener("console", self._said)
+        context.remove_listener("console", self._complained)
         context.remove_listener("weberror", self._failed)
 
     def _requested(self, request: Request) -> None:
         if not request.url.startswith((self.url, self.url.replace("http:", "ws:"), "data:", "blob:")):
-            self.strangers.append(request.url)
+            self.foreign_urls.append(request.url)
 
-    def _said(self, message: ConsoleMessage) -> None:
-        # An answer that was to be stopped, taken up or forgotten had just ended; /health has no icon.
+    def _complained(self, message: ConsoleMessage) -> None:
+        # The answer had just ended when it was stopped, resumed or deleted; /health has no icon.
         path = message.location["url"].split("?")[0]
-        crossed = path.endswith(("/control", "/stream", "/lookup", "/favicon.ico")) or (
+        is_expected = path.endswith(("/control", "/stream", "/lookup", "/favicon.ico")) or (
             ("404 (Not Found)" in message.text and _ANSWER.search(path)) or "409 (Conflict)" in message.text
         )
-        if message.type == "error" and not crossed:
+        if message.type == "error" and not is_expected:
             self.complaints.append(f"{message.text} {message.location['url']}")
 
     def _failed(self, error: WebError) -> None:
@@ -115,20 +115,20 @@ class Visit:
 def visiting(
     browser: Browser, server: ServerProcess, *, width: int = 1280, height: int = 800
 ) -> Iterator[Visit]:
-    """Asserts at the end that nobody else was asked for anything."""
+    """Visit the page, and assert at the end that no other host got a request."""
     page = _window(browser)
     page.set_viewport_size({"width": width, "height": height})
     page.emulate_media(color_scheme="null", reduced_motion="reduce")
     visit = Visit(page, server.url)
     try:
         yield visit
-        assert visit.strangers == []
+        assert visit.foreign_urls == []
     finally:
         visit.forget()
 
 
 def _window(browser: Browser) -> Page:
-    """The one in which all visits take place: another for each would take half a second."""
+    """Return the window of all visits. Another one for each would take half a second."""
     if browser.contexts:
         return browser.contexts[0].pages[0]
     context = browser.new_context()

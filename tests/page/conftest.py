@@ -1,8 +1,7 @@
-"""One browser and its servers for all modules here; for each test a visit that remembers no other."""
+"""Browser and servers of all page tests, and a visit for each test without state of others."""
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import sys
 from collections.abc import Iterator
@@ -11,19 +10,20 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
+from tests.e2e.serving import key_file
 from tests.page.browser import Visit, running_browser, visiting
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
 ROOT = Path(__file__).parents[2]
-ANN, METER = "the key of ann", "the key of a meter"
-"""The keys of `locked_server`: one that may ask for answers, and one that may only read metrics."""
+ANN, METER = "key-of-ann", "key-of-a-meter"
+"""Keys of `locked_server`: one that may generate, and one that may only read metrics."""
 
 THINKS = (
     "{{ messages[-1].content }}"
     "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
 )
-"""A template of a chat with a model that thinks, unless it is told not to."""
+"""Chat template of a model that thinks, unless thinking is switched off."""
 
 
 @pytest.fixture(scope="package")
@@ -47,7 +47,7 @@ command = "no-such-command"
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """It has tools of MCP servers; the others here have none."""
+    """Server with tools of MCP servers; the others have none."""
     settings = tmp_path_factory.mktemp("tools") / "settings.toml"
     settings.write_text(TOOLS)
     with ServerProcess("--model", "demo", "--config", str(settings)) as server:
@@ -56,15 +56,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="package")
 def slow_server(smollm2: Path) -> Iterator[ServerProcess]:
-    """A model that writes slowly enough to be watched."""
+    """Server of a model that writes slowly enough to be watched."""
     with ServerProcess("--model", str(smollm2)) as server:
         yield server
 
 
 @pytest.fixture(scope="package")
 def media_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The model `seeing` sees and hears. `blind` does neither, and thinks before it answers. Nothing has used
-    `resting` yet."""
+    """Server whose model `seeing` takes pictures and sounds, while `blind` takes neither and thinks before it
+    answers. `resting` is never loaded."""
     folder = tmp_path_factory.mktemp("models")
     shutil.copyfile(tiny_model_path(sees=True), folder / "seeing.gguf")
     shutil.copyfile(tiny_projector_path("gemma3+ultravox", rows_width=256), folder / "mmproj.gguf")
@@ -89,15 +89,10 @@ def media_visit(browser: Browser, media_server: ServerProcess) -> Iterator[Visit
 
 @pytest.fixture(scope="package")
 def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    keys = tmp_path_factory.mktemp("keys") / "keys.toml"
-    keys.write_text(_key("ann", ANN, "inference") + _key("meter", METER, "metrics"))
+    lines = {ANN: 'scopes = ["inference"]', METER: 'scopes = ["metrics"]'}
+    keys = key_file(tmp_path_factory.mktemp("keys") / "keys.toml", lines)
     with ServerProcess("--model", "demo", "--api-keys", str(keys)) as server:
         yield server
-
-
-def _key(name: str, key: str, scope: str) -> str:
-    digest = hashlib.sha256(key.encode()).hexdigest()
-    return f'[keys.{name}]\nsha256 = "{digest}"\nscopes = ["{scope}"]\n'
 
 
 @pytest.fixture

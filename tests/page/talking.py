@@ -1,4 +1,4 @@
-"""What people do in the chat room, step by step."""
+"""Steps of a user in the chat room."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def answers(page: Page) -> Locator:
 
 
 def whole_answer(page: Page) -> Locator:
-    """The last answer, when it is complete."""
+    """Return the last answer when it is complete."""
     last = answers(page).last
     expect(last).to_have_attribute("aria-busy", "false")
     return last
 
 
 def settings(page: Page, section: str) -> Locator:
-    """The part of the settings with this title, opened."""
+    """Open the part of the settings with this title, and return it."""
     panel = page.get_by_role("complementary", name="Settings of this conversation")
     if not panel.is_visible():
         page.get_by_role("button", name="Settings", exact=True).click()
@@ -46,7 +46,7 @@ def limit(page: Page, tokens: int) -> None:
 
 
 def endless(page: Page, tokens: int = 900) -> None:
-    """The next answers go on until somebody stops them, or until so many tokens are there."""
+    """Let the next answers run until they are stopped, or have so many tokens."""
     limit(page, tokens)
     settings(page, "Length").get_by_label("Ignore the end mark").check()
 
@@ -59,7 +59,7 @@ def import_file(page: Page, path: Path, *conversations: dict[str, Any]) -> None:
 
 
 def conversation(title: str, *texts: str) -> dict[str, Any]:
-    """User and assistant by turns."""
+    """Return a conversation of user and assistant by turns."""
     messages = [
         {
             "id": f"m{index}",
@@ -75,12 +75,19 @@ def conversation(title: str, *texts: str) -> dict[str, Any]:
 
 
 def export(page: Page, button: Locator, path: Path, kind: str) -> str:
-    """The text of the file that the page makes. `kind`: `JSON` or `Markdown`."""
+    """Return the text of the exported file. `kind` is `JSON` or `Markdown`."""
     button.click()
     with page.expect_download() as download:
         page.get_by_role("dialog").get_by_role("button", name=kind).click()
     download.value.save_as(path)
     return path.read_text()
+
+
+def delete_conversation(page: Page, title: str) -> None:
+    page.get_by_role("button", name=f"Actions for {title}").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
 
 
 def open_conversation(page: Page, title: str) -> None:

@@ -1,4 +1,4 @@
-"""Everybody can use the page: what axe finds, small windows, large text."""
+"""Accessibility of the page: findings of axe, small windows, large text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"
 
 @pytest.fixture(scope="module")
 def axe() -> str:
-    """The source of axe; scripts/page gets it with what the page is built by."""
+    """Source of axe, which scripts/page installs with the tools that build the page."""
     run_script("licences")
     if not AXE.exists():
         pytest.skip("npm or its packages cannot be had")
@@ -34,17 +34,17 @@ def axe() -> str:
 
 def findings(page: Page, axe: str) -> list[str]:
     page.evaluate(axe)
-    found: dict[str, Any] = page.evaluate(
+    report: dict[str, Any] = page.evaluate(
         "rules => axe.run(document, {runOnly: rules, resultTypes: ['violations']})", RULES
     )
     return [
-        f"{one['id']}: {node['html'][:200]} {node.get('failureSummary', '')}"
-        for one in found["violations"]
-        for node in one["nodes"]
+        f"{violation['id']}: {node['html'][:200]} {node.get('failureSummary', '')}"
+        for violation in report["violations"]
+        for node in violation["nodes"]
     ]
 
 
-def filled(visit: Visit, folder: Path) -> Page:
+def open_filled(visit: Visit, folder: Path) -> Page:
     page = visit.page
     pretty = conversation("Pretty", "Hi", PRETTY)
     sound = base64.b64encode(wav(tone(1))).decode()
@@ -60,7 +60,7 @@ def filled(visit: Visit, folder: Path) -> Page:
 
 @pytest.mark.parametrize("theme", ["Light", pytest.param("Dark", marks=pytest.mark.slow)])
 def test_axe_finds_nothing_in_a_conversation(visit: Visit, axe: str, tmp_path: Path, theme: str) -> None:
-    page = filled(visit, tmp_path)
+    page = open_filled(visit, tmp_path)
     page.get_by_role("radio", name=theme).check()
     for section in ("JSON schema", "MCP servers", "Length", "Reasoning", "Other"):
         settings(page, section)
@@ -88,11 +88,11 @@ def is_too_wide(page: Page) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
 
-def reaches_everything(page: Page) -> None:
-    """Nothing is cut off at the side, and what one needs can be seen."""
+def check_controls(page: Page) -> None:
+    """Check that nothing is cut off at the side, and that the controls can be seen."""
     assert not is_too_wide(page)
-    for thing in (composer(page), page.get_by_role("button", name="Send"), page.get_by_title("Model")):
-        expect(thing).to_be_in_viewport(ratio=1)
+    for control in (composer(page), page.get_by_role("button", name="Send"), page.get_by_title("Model")):
+        expect(control).to_be_in_viewport(ratio=1)
     page.get_by_role("button", name="Settings", exact=True).click()
     panel = page.get_by_role("complementary")
     expect(panel.get_by_label("System prompt")).to_be_in_viewport(ratio=1)
@@ -113,11 +113,11 @@ def reaches_everything(page: Page) -> None:
 def test_a_small_window_shows_everything(
     browser: Browser, server: ServerProcess, axe: str, tmp_path: Path, width: int, height: int
 ) -> None:
-    """Zoom makes a window of 1280 x 800 one of 640 x 400 with pixels twice as large."""
+    """Zoom of 200 % turns a window of 1280 x 800 into one of 640 x 400."""
     with visiting(browser, server, width=width, height=height) as visit:
         page = visit.page
         page.get_by_role("button", name="Conversations", exact=True).click()
-        filled(visit, tmp_path)
-        reaches_everything(page)
+        open_filled(visit, tmp_path)
+        check_controls(page)
         assert findings(page, axe) == []
         assert visit.complaints == []

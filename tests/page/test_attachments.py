@@ -1,4 +1,4 @@
-"""Files beside pictures and sounds: documents and whatever is text, by button, paste and drop."""
+"""Attached documents and text files, by button, paste and drop."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def test_documents_and_texts_of_every_kind_go_with_a_message_and_the_model_reads
     for text in ("Grüße aus Köln", "Straße;1", "const a = 1;", "<svg", "# Pasted", "print()"):
         assert text in words["text"]
     page.reload()
-    asked = page.get_by_role("article", name="You")
-    expect(asked.get_by_role("link", name="letter.pdf")).to_have_attribute("download", "letter.pdf")
+    question = page.get_by_role("article", name="You")
+    expect(question.get_by_role("link", name="letter.pdf")).to_have_attribute("download", "letter.pdf")
     exported = tmp_path / "out.json"
     export(page, page.get_by_role("button", name="Export all"), exported, "JSON")
     assert data in exported.read_text()
 
 
 def test_a_file_that_no_model_reads_is_refused_in_one_sentence(visit: Visit, tmp_path: Path) -> None:
-    """The page says so for itself, or the server for a PDF without text."""
+    """The page refuses other types, and the server a PDF without text."""
     page = visit.page
     limit(page, 4)
     (tmp_path / "archive.zip").write_bytes(b"PK\x03\x04\x14\x00")
@@ -78,10 +78,10 @@ def test_a_file_that_no_model_reads_is_refused_in_one_sentence(visit: Visit, tmp
     )
     say(page, "What does it say?")
     expect(answers(page).get_by_role("alert")).to_contain_text("the PDF has no text")
-    visit.complaints.clear()  # the browser's own of a status of 400
+    visit.complaints.clear()  # the browser reports the status 400
 
 
-def test_an_imported_file_is_a_pdf_or_nothing_but_text(visit: Visit, tmp_path: Path) -> None:
+def test_only_a_pdf_of_an_imported_file_becomes_a_link(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     uris = "data:application/pdf;base64,JVBERi0=", "data:text/html;base64,PGI+"
     files = [{"name": f"{index}.pdf", "document": uri} for index, uri in enumerate(uris)]

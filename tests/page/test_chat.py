@@ -17,6 +17,7 @@ from tests.page.talking import (
     answers,
     composer,
     conversation,
+    delete_conversation,
     endless,
     export,
     import_file,
@@ -69,7 +70,7 @@ $$\\int_0^1 x\\,dx = \\frac12$$
 """
 
 
-def test_an_answer_says_what_it_took_and_an_edit_and_another_answer_are_branches(visit: Visit) -> None:
+def test_an_answer_has_figures_and_edits_and_other_answers_are_branches(visit: Visit) -> None:
     page = visit.page
     endless(page, 6)
     say(page, "One")
@@ -85,16 +86,16 @@ def test_an_answer_says_what_it_took_and_an_edit_and_another_answer_are_branches
     page.get_by_role("button", name="Edit and ask again").click()
     page.get_by_label("Your message").fill("Two")
     page.get_by_role("button", name="Ask again").click()
-    asked = page.get_by_role("article", name="You")
-    expect(asked).to_contain_text("Two")
+    question = page.get_by_role("article", name="You")
+    expect(question).to_contain_text("Two")
     whole_answer(page)
-    asked.hover()
-    asked.get_by_role("button", name="Previous version").click()
-    expect(asked).to_contain_text("One")
+    question.hover()
+    question.get_by_role("button", name="Previous version").click()
+    expect(question).to_contain_text("One")
     expect(answers(page).last.get_by_role("group", name="Versions")).to_have_text("2 / 2")
 
 
-def test_an_answer_obeys_its_schema_and_one_that_is_refused_is_told(visit: Visit) -> None:
+def test_an_answer_obeys_its_schema_and_a_wrong_schema_is_reported(visit: Visit) -> None:
     page = visit.page
     settings(page, "JSON schema").get_by_role("button", name="Person").click()
     say(page, "Ann is 31 and likes tea.")
@@ -109,10 +110,10 @@ def test_an_answer_obeys_its_schema_and_one_that_is_refused_is_told(visit: Visit
     part.get_by_label("Schema", exact=True).fill('{"type": "object", "contentEncoding": 3, "$ref": "x"}')
     say(page, "x")
     expect(whole_answer(page).get_by_role("alert")).to_contain_text("response_format")
-    visit.complaints.clear()  # the browser's own of a status of 400
+    visit.complaints.clear()  # the browser reports the status 400
 
 
-def test_a_tool_call_goes_round(visit: Visit) -> None:
+def test_the_result_of_a_tool_call_is_answered(visit: Visit) -> None:
     page = visit.page
     part = settings(page, "Tools")
     part.get_by_role("button", name="Add a function").click()
@@ -130,7 +131,7 @@ def test_a_tool_call_goes_round(visit: Visit) -> None:
     expect(whole_answer(page).locator(".figures")).to_be_visible()
 
 
-def test_a_conversation_is_there_after_the_page_is_loaded_again(visit: Visit) -> None:
+def test_a_conversation_survives_a_reload(visit: Visit) -> None:
     page = visit.page
     limit(page, 8)
     settings(page, "System prompt").get_by_label("System prompt").fill("Be brief.")
@@ -162,9 +163,7 @@ def test_conversations_go_into_a_file_and_come_back(visit: Visit, tmp_path: Path
     expect(answers(page).locator("strong")).to_have_text("there")
     exported = tmp_path / "out.json"
     export(page, page.get_by_role("button", name="Export all"), exported, "JSON")
-    page.get_by_role("button", name="Actions for Old talk").click()
-    page.get_by_role("button", name="Delete", exact=True).click()
-    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    delete_conversation(page, "Old talk")
     expect(page.get_by_role("button", name="Old talk", exact=True)).to_have_count(0)
     page.get_by_label("File to import").set_input_files(exported)
     open_conversation(page, "Old talk")
@@ -173,60 +172,56 @@ def test_conversations_go_into_a_file_and_come_back(visit: Visit, tmp_path: Path
     expect(page.get_by_text("This file is neither JSON nor Markdown from this page.")).to_be_visible()
 
 
-def test_what_is_deleted_while_it_is_written_does_not_come_back(visit: Visit) -> None:
+def test_a_conversation_that_is_deleted_while_it_is_written_does_not_return(visit: Visit) -> None:
     page = visit.page
     endless(page)
     say(page, "A secret.")
     expect(answers(page).last.locator(".prose")).not_to_be_empty()
-    page.get_by_role("button", name="Actions for A secret.").click()
-    page.get_by_role("button", name="Delete", exact=True).click()
-    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
-    expect(page.get_by_role("dialog")).to_have_count(0)
+    delete_conversation(page, "A secret.")
     limit(page, 4)
     say(page, "Another matter.")
     whole_answer(page)
-    kept = page.evaluate(
+    stored = page.evaluate(
         """new Promise((resolve) => {
             indexedDB.open("openai-cpu-server").onsuccess = ({ target: { result } }) => {
-                const asked = result.transaction("messages").objectStore("messages").getAll();
-                asked.onsuccess = () => resolve(asked.result.map((one) => one.role));
+                const request = result.transaction("messages").objectStore("messages").getAll();
+                request.onsuccess = () => resolve(request.result.map(({ role }) => role));
             };
         })"""
     )
-    assert sorted(kept) == ["assistant", "user"]
+    assert sorted(stored) == ["assistant", "user"]
 
 
 class HeldSocket:
-    """The socket of a page that has no locks, as over HTTP from another machine. What comes behind the first
-    message about half a prompt is held back until it goes on: what is shown of that message is still to be
-    seen when it is looked for."""
+    """Socket of a page without locks, as over HTTP from another machine. Messages behind the first one about
+    half a prompt are held back until `release`, so that the test sees that progress on the page."""
 
     def __init__(self, page: Page) -> None:
         self._held: list[str | bytes] = []
-        self._holds, self._has_gone_on = False, False
+        self._holds, self._is_released = False, False
         page.add_init_script("delete Navigator.prototype.locks")
         page.route_web_socket(re.compile("/v1/chat/completions"), self._opened)
 
     def _opened(self, ours: WebSocketRoute) -> None:
         self._send = ours.send
-        ours.connect_to_server().on_message(self._told)
+        ours.connect_to_server().on_message(self._forward)
 
-    def _told(self, message: str | bytes) -> None:
+    def _forward(self, message: str | bytes) -> None:
         if self._holds:
             self._held.append(message)
             return
         self._send(message)
         progress = json.loads(message).get("prompt_progress")
         is_half = progress is not None and progress["cache"] < progress["processed"] < progress["total"]
-        self._holds = is_half and not self._has_gone_on
+        self._holds = is_half and not self._is_released
 
-    def go_on(self) -> None:
-        self._holds, self._has_gone_on = False, True
+    def release(self) -> None:
+        self._holds, self._is_released = False, True
         for message in self._held:
             self._send(message)
 
 
-def test_how_far_a_prompt_is_read_is_shown(visit: Visit) -> None:
+def test_the_progress_of_a_prompt_is_shown(visit: Visit) -> None:
     page = visit.tab()
     socket = HeldSocket(page)
     page.reload()
@@ -235,17 +230,17 @@ def test_how_far_a_prompt_is_read_is_shown(visit: Visit) -> None:
     waiting = answers(page).last.locator(".waiting")
     expect(waiting).to_have_text(re.compile(r"Reading your message2\d\d of 4\d\d tokens, .*about \d"))
     assert 0 < waiting.get_by_role("progressbar").evaluate("bar => bar.value") < 1
-    socket.go_on()
+    socket.release()
     expect(whole_answer(page).locator(".figures")).to_be_visible()
     expect(waiting).to_have_count(0)
 
 
 def test_pictures_are_picked_pasted_dropped_and_sent(media_visit: Visit, tmp_path: Path) -> None:
-    """They stand in the message, also after the page is opened anew; a large one is sent smaller."""
+    """Pictures are in the message, also after a reload. A large one is sent smaller."""
     page = media_visit.page
     picture(tmp_path / "large.png", (3000, 1000))
     limit(page, 4)
-    attachable(page)
+    wait_for_attach_button(page)
     page.get_by_label("Files", exact=True).set_input_files(tmp_path / "large.png")
     for event in ("paste", "drop"):
         composer(page).evaluate(GIVE, [event, f"{event}.png"])
@@ -265,17 +260,17 @@ def test_pictures_are_picked_pasted_dropped_and_sent(media_visit: Visit, tmp_pat
 def test_pictures_of_a_conversation_are_bounded_and_never_left_behind(
     media_visit: Visit, tmp_path: Path
 ) -> None:
-    """Whoever presses Enter while one is being read sends it too; a model without eyes is sent none; and all
-    that a conversation shows can be sent again with each turn."""
+    """Enter sends a picture that is still being read. A model without vision gets none. Each turn can send
+    all pictures of the conversation again."""
     page = media_visit.page
     Image.effect_noise((1500, 1500), 90).save(tmp_path / "large.png")
     limit(page, 4)
-    attachable(page)
+    wait_for_attach_button(page)
     composer(page).fill("What is it?")
     page.get_by_label("Files", exact=True).set_input_files(tmp_path / "large.png")
-    asked = page.get_by_role("article", name="You")
-    wait_until(lambda: composer(page).press("Enter") or asked.count())  # some come while it is read
-    expect(asked.locator("summary img")).to_have_count(1)
+    questions = page.get_by_role("article", name="You")
+    wait_until(lambda: composer(page).press("Enter") or questions.count())  # also while it is read
+    expect(questions.locator("summary img")).to_have_count(1)
     expect(whole_answer(page).locator(".prose")).not_to_be_empty()
     composer(page).evaluate(GIVE, ["drop", *(f"{index}.png" for index in range(30))])
     thumbs = page.get_by_role("list", name="Attached files").locator("img.thumb")
@@ -286,21 +281,21 @@ def test_pictures_of_a_conversation_are_bounded_and_never_left_behind(
     expect(page.get_by_role("button", name="Send")).to_be_disabled()
     choose(page, "seeing")
     say(page, "And these?")
-    expect(asked).to_have_count(2)
+    expect(questions).to_have_count(2)
     expect(whole_answer(page).locator(".prose")).not_to_be_empty()
 
 
 def test_sounds_are_given_with_pictures_played_recorded_and_sent_in_their_order(
     media_visit: Visit, tmp_path: Path
 ) -> None:
-    """A large one is sent as models hear it, and so is what the server does not read: what was recorded."""
+    """Large sounds and recordings, whose format the server cannot read, are sent as models hear them."""
     page = media_visit.page
     (tmp_path / "low.wav").write_bytes(wav(tone(1)))
     (tmp_path / "long.wav").write_bytes(wav(tone(12, rate=48_000), rate=48_000))
     (tmp_path / "none.mp3").write_bytes(b"no sound at all")
     picture(tmp_path / "red.png", (40, 30))
     limit(page, 4)
-    attachable(page)
+    wait_for_attach_button(page)
     names = "low.wav", "red.png", "long.wav", "none.mp3"
     page.get_by_label("Files", exact=True).set_input_files([tmp_path / name for name in names])
     chips = page.get_by_role("list", name="Attached files").get_by_role("listitem")
@@ -334,7 +329,7 @@ def test_sounds_are_given_with_pictures_played_recorded_and_sent_in_their_order(
     wait_until(lambda: players.first.evaluate("player => player.duration") == 1)
 
 
-def test_a_model_that_thinks_is_told_to_answer(media_visit: Visit) -> None:
+def test_answer_now_ends_the_thoughts_of_a_model(media_visit: Visit) -> None:
     page = media_visit.page
     choose(page, "blind")
     endless(page, 4000)
@@ -347,7 +342,7 @@ def test_a_model_that_thinks_is_told_to_answer(media_visit: Visit) -> None:
     expect(answer).to_contain_text("Stopped.")
 
 
-def attachable(page: Page) -> None:
+def wait_for_attach_button(page: Page) -> None:
     name = "Attach pictures, sounds, documents and text files"
     expect(page.get_by_role("button", name=name)).to_be_visible()
 
@@ -378,7 +373,7 @@ def picture(path: Path, size: tuple[int, int]) -> None:
     Image.new("RGB", size, (220, 10, 10)).save(path)
 
 
-def test_what_a_model_writes_is_never_more_than_text(visit: Visit, tmp_path: Path) -> None:
+def test_the_text_of_a_model_is_never_more_than_text(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     import_file(page, tmp_path / "in.json", conversation("Hostile", HOSTILE, HOSTILE))
     open_conversation(page, "Hostile")
@@ -392,10 +387,10 @@ def test_what_a_model_writes_is_never_more_than_text(visit: Visit, tmp_path: Pat
     assert "caught" not in page.title()
 
 
-def test_a_file_of_anything_harms_nothing(visit: Visit, tmp_path: Path) -> None:
+def test_an_imported_file_with_odd_values_does_no_harm(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     odd = conversation("Odd", "Hi", "Hello", "And?", "Well.")
-    odd["messages"][0]["parent"] = "m3"  # each is its own forebear
+    odd["messages"][0]["parent"] = "m3"  # a cycle
     odd["messages"][1] |= {"usage": {"prompt_tokens": "x"}, "timings": {"queue_ms": []}, "toolCalls": [3, {}]}
     uris = "javascript:1", "data:audio/wav;base64,"
     sounds = [{"name": "x", "sound": uri, "seconds": "y"} for uri in uris]
@@ -406,15 +401,15 @@ def test_a_file_of_anything_harms_nothing(visit: Visit, tmp_path: Path) -> None:
     open_conversation(page, "Odd")
     last = answers(page).last
     expect(last).to_contain_text("Well.")
-    asked = page.get_by_role("article", name="You").last
-    expect(asked.locator("audio, img")).to_have_count(1)
+    question = page.get_by_role("article", name="You").last
+    expect(question.locator("audio, img")).to_have_count(1)
     last.get_by_text("Thoughts").click()
     expect(last).to_contain_text("Let me think.")
     last.get_by_role("button", name="Delete from here on").click()
     expect(answers(page)).to_have_count(1)
 
 
-def test_markdown_is_drawn(visit: Visit, tmp_path: Path) -> None:
+def test_markdown_is_rendered(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     import_file(page, tmp_path / "in.json", conversation("Pretty", "Hi", PRETTY))
     open_conversation(page, "Pretty")
@@ -434,7 +429,7 @@ def test_markdown_is_drawn(visit: Visit, tmp_path: Path) -> None:
     expect(prose.get_by_role("button", name="Copied")).to_be_visible()
 
 
-def test_a_wide_table_wraps_its_headings_and_shows_where_it_goes_on(visit: Visit, tmp_path: Path) -> None:
+def test_a_wide_table_wraps_its_headings_and_shows_where_it_continues(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     words = "A heading of several words"
     tables = "\n\n".join(
@@ -452,7 +447,7 @@ def test_a_wide_table_wraps_its_headings_and_shows_where_it_goes_on(visit: Visit
 IS_SCROLLED = "table => table.scrollWidth > table.clientWidth"
 
 
-def test_everything_is_done_with_keys(visit: Visit) -> None:
+def test_the_page_has_keyboard_shortcuts(visit: Visit) -> None:
     page = visit.page
     expect(composer(page)).to_be_focused()
     page.keyboard.press("Tab")

@@ -1,4 +1,4 @@
-"""The control room in a real browser: who runs and who waits is seen, and can be ended."""
+"""The control room in a real browser: running and waiting requests are shown and can be ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def server(slow_server: ServerProcess) -> ServerProcess:
     return slow_server
 
 
-def test_a_running_request_is_seen_and_ended(visit: Visit, server: ServerProcess) -> None:
+def test_a_running_request_is_shown_and_ended(visit: Visit, server: ServerProcess) -> None:
     page = room(visit)
     with generating(server):
         row = page.get_by_role("region", name="Running requests").get_by_role("row").filter(has_text="ann")
@@ -34,10 +34,10 @@ def test_a_running_request_is_seen_and_ended(visit: Visit, server: ServerProcess
         expect(page.get_by_text("No request is running.")).to_be_visible()
 
 
-def test_an_answer_that_streams_in_the_chat_is_seen_goes_on_after_a_reload_and_is_gone_when_it_is_stopped(
+def test_a_streamed_answer_is_shown_continues_after_a_reload_and_is_gone_when_it_is_stopped(
     visit: Visit,
 ) -> None:
-    """It is here, and not with the chat's tests, for the demo model may have written all before the click."""
+    """The test needs the slow server, because the demo model may finish before the click."""
     page = visit.page
     endless(page, 7000)
     say(page, "Tell a story.")
@@ -56,7 +56,7 @@ def test_an_answer_that_streams_in_the_chat_is_seen_goes_on_after_a_reload_and_i
     expect(watching.get_by_text("No request is running.")).to_be_visible()
 
 
-def test_the_picture_of_steps_can_be_walked_through_paused_and_read(
+def test_the_timeline_of_steps_can_be_paused_stepped_through_and_read(
     visit: Visit, server: ServerProcess
 ) -> None:
     page = room(visit)
@@ -73,7 +73,7 @@ def test_the_picture_of_steps_can_be_walked_through_paused_and_read(
         page.get_by_role("button", name="Resume").click()
 
 
-def test_an_engine_that_dies_shows_with_its_cause_and_the_room_goes_on(
+def test_a_crashed_engine_is_shown_with_its_cause_and_requests_continue(
     visit: Visit, server: ServerProcess
 ) -> None:
     page = room(visit)
@@ -86,10 +86,8 @@ def test_an_engine_that_dies_shows_with_its_cause_and_the_room_goes_on(
 
 
 @pytest.mark.slow
-def test_a_key_without_the_scope_is_told_what_it_needs(
-    browser: Browser, locked_server: ServerProcess
-) -> None:
-    """And one without `admin` sees its own requests only."""
+def test_a_key_without_the_scope_gets_an_explanation(browser: Browser, locked_server: ServerProcess) -> None:
+    """A key without `admin` sees its own requests only."""
     with visiting(browser, locked_server) as visit:
         page = room(visit)
         _use_key(page, METER)
@@ -104,7 +102,7 @@ def _use_key(page: Page, key: str) -> None:
     page.get_by_role("button", name="Use this key").click()
 
 
-def test_on_a_phone_nothing_runs_over_the_edge(browser: Browser, server: ServerProcess) -> None:
+def test_nothing_overflows_the_screen_of_a_phone(browser: Browser, server: ServerProcess) -> None:
     with visiting(browser, server, width=360, height=740) as visit, generating(server):
         page = room(visit)
         expect(page.get_by_role("region", name="Running requests")).to_contain_text("writing")
@@ -112,7 +110,7 @@ def test_on_a_phone_nothing_runs_over_the_edge(browser: Browser, server: ServerP
         wait_until(lambda: page.evaluate(width) <= 360)
 
 
-def test_a_room_that_is_left_does_not_listen(visit: Visit) -> None:
+def test_leaving_the_room_closes_its_event_stream(visit: Visit) -> None:
     page = room(visit)
     expect(page.get_by_role("region", name="Models", exact=True)).to_contain_text("ready")
     with page.expect_event("requestfailed", lambda request: request.url.endswith("/v1/events")):

@@ -8,21 +8,21 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.page.browser import Visit
-from tests.page.talking import answers, conversation, export, import_file, open_conversation
+from tests.page.talking import (
+    answers,
+    conversation,
+    delete_conversation,
+    export,
+    import_file,
+    open_conversation,
+)
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 
-def titles(page: Page, *names: str) -> None:
+def expect_titles(page: Page, *names: str) -> None:
     expect(page.get_by_role("navigation", name="Conversations").locator(".entry-open")).to_have_text(names)
-
-
-def delete(page: Page, title: str) -> None:
-    page.get_by_role("button", name=f"Actions for {title}").click()
-    page.get_by_role("button", name="Delete", exact=True).click()
-    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
-    expect(page.get_by_role("dialog")).to_have_count(0)
 
 
 def test_search_finds_titles_texts_and_names_of_files(visit: Visit, tmp_path: Path) -> None:
@@ -38,11 +38,11 @@ def test_search_finds_titles_texts_and_names_of_files(visit: Visit, tmp_path: Pa
         ("harbour", "Boats"),
     ):
         search.fill(words)
-        titles(page, found)
+        expect_titles(page, found)
     search.fill("heron")
     expect(page.get_by_text("No conversation contains “heron”.")).to_be_visible()
     search.fill("")
-    titles(page, "Boats", "Letters")
+    expect_titles(page, "Boats", "Letters")
 
 
 def test_a_conversation_becomes_markdown_and_comes_back(visit: Visit, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_conversation_becomes_markdown_and_comes_back(visit: Visit, tmp_path: 
     written = export(page, page.get_by_role("button", name="Export", exact=True), path, "Markdown")
     for line in ("# Old talk", "## You", "# A heading", "*Attached: note.txt*", "Let me think."):
         assert line in written.splitlines()
-    delete(page, "Old talk")
+    delete_conversation(page, "Old talk")
     page.get_by_label("File to import").set_input_files(path)
     open_conversation(page, "Old talk")
     expect(answers(page)).to_have_count(2)
@@ -68,8 +68,8 @@ def test_a_conversation_becomes_markdown_and_comes_back(visit: Visit, tmp_path: 
 
 HOLD = """
   const read = IDBObjectStore.prototype.getAll;
-  IDBObjectStore.prototype.getAll = function (...given) {
-    const request = read.apply(this, given);
+  IDBObjectStore.prototype.getAll = function (...args) {
+    const request = read.apply(this, args);
     if (this.name !== "conversations") return request;
     const held = { result: null };
     request.onsuccess = () => {
@@ -79,7 +79,7 @@ HOLD = """
     return held;
   };
   const channel = new BroadcastChannel("openai-cpu-server");
-  channel.onmessage = ({ data }) => (window.heard ||= Boolean(data.discarded));
+  channel.onmessage = ({ data }) => (window.isDeleted ||= Boolean(data.discarded));
 """
 
 
@@ -93,13 +93,13 @@ def test_a_conversation_that_is_deleted_while_the_list_is_read_stays_deleted(
     other.add_init_script(HOLD)
     other.goto(visit.url + "/")
     wait_until(lambda: other.evaluate("'goOn' in window"))
-    delete(page, "Gone")
-    wait_until(lambda: other.evaluate("window.heard"))
+    delete_conversation(page, "Gone")
+    wait_until(lambda: other.evaluate("window.isDeleted"))
     other.evaluate("goOn()")
-    titles(other, "Kept")
+    expect_titles(other, "Kept")
 
 
-def test_an_answer_that_repeated_itself_says_why_it_ended(visit: Visit, tmp_path: Path) -> None:
+def test_an_answer_that_repeated_itself_shows_why_it_ended(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     talk = conversation("Loop", "Hi", "so and so and so")
     talk["messages"][1]["finish"] = "repetition"

@@ -45,7 +45,7 @@ def test_low_priority_is_chosen_in_the_settings_shown_and_sent(visit: Visit) -> 
 
 
 def test_a_model_shows_its_size_and_what_it_is_good_for(media_visit: Visit) -> None:
-    """Of one that nobody has asked for yet its file is known."""
+    """A model that has not been loaded shows its file only."""
     page = media_visit.page
     page.get_by_title("Model", exact=True).click()
     cards = page.locator(".picker-card")
@@ -72,13 +72,13 @@ def test_the_settings_begin_with_the_model_s_own_sampling(visit: Visit) -> None:
     expect(sliders["Min p"]).to_have_value("0.2")
     sampling.get_by_role("button", name="reset Min p").click()
     expect(sliders["Min p"]).to_have_value("0.05")
-    body = posted(page)
-    assert not body.keys() & {"temperature", "min_p", "max_tokens"}, "the server knows them"
+    body = sent_body(page)
+    assert not body.keys() & {"temperature", "min_p", "max_tokens"}, "the server applies its own"
 
 
-def posted(page: Page) -> dict[str, object]:
-    with page.expect_request("**/v1/chat/completions") as sent:
+def sent_body(page: Page) -> dict[str, object]:
+    with page.expect_request("**/v1/chat/completions") as request:
         say(page, "Hello")
     page.get_by_role("button", name="Stop").or_(page.get_by_role("button", name="Send")).wait_for()
-    body: dict[str, object] = sent.value.post_data_json
+    body: dict[str, object] = request.value.post_data_json
     return body

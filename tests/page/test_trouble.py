@@ -1,4 +1,4 @@
-"""What people see when something is wrong, and that all goes on by itself when it is over."""
+"""Errors that the page shows, and its recovery without the user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.server_process import ServerProcess
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 
-def test_a_key_is_asked_for_and_kept_in_its_tab(browser: Browser, locked_server: ServerProcess) -> None:
+def test_a_key_is_requested_and_stored_in_its_tab_only(
+    browser: Browser, locked_server: ServerProcess
+) -> None:
     with visiting(browser, locked_server) as visit:
         page = visit.page
         dialog = page.get_by_role("dialog", name="API key")
@@ -40,7 +42,7 @@ def test_a_key_is_asked_for_and_kept_in_its_tab(browser: Browser, locked_server:
 
 
 @pytest.mark.slow
-def test_a_server_that_comes_back_goes_on_where_it_was(browser: Browser) -> None:
+def test_an_answer_continues_when_its_server_returns(browser: Browser) -> None:
     options = ("--model", "demo", "--port", str(free_port()))
     with ServerProcess(*options) as server, visiting(browser, server) as visit:
         page = visit.page
@@ -59,7 +61,7 @@ def test_a_server_that_comes_back_goes_on_where_it_was(browser: Browser) -> None
 
 
 @pytest.mark.slow
-def test_event_streams_do_where_no_websocket_comes_through(browser: Browser) -> None:
+def test_event_streams_replace_websockets_that_are_unavailable(browser: Browser) -> None:
     with ServerProcess("--model", "demo") as server, visiting(browser, server) as visit:
         page = visit.page
         page.evaluate("delete window.WebSocket; delete Navigator.prototype.locks")

@@ -1,4 +1,4 @@
-"""The control room, and something to be seen in it."""
+"""The control room, and a request to be shown in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 7000, "u
 
 @contextmanager
 def generating(server: ServerProcess, **more: object) -> Iterator[None]:
-    """A request that goes on until somebody ends it, or until its reader leaves."""
+    """Run a request until it is ended or its reader leaves."""
     with httpx.stream(
         "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True, **more}, timeout=DEADLINE_S
     ) as answer:
@@ -33,7 +33,7 @@ def _read(answer: httpx.Response) -> None:
         for _ in answer.iter_raw():
             pass
     except (httpx.HTTPError, httpx.StreamError, OSError):
-        pass  # the test has left it
+        pass  # the test has closed the stream
 
 
 def room(visit: Visit) -> Page:

@@ -1,17 +1,18 @@
-// One loop with two parallel calls, as in loops.py: FRAMEWORK URL whole|streamed. NODE_MODULES has the frameworks.
+// Agent loop with two parallel tool calls, as in loops.py. Arguments: FRAMEWORK URL whole|streamed.
+// The frameworks are loaded from OCS_AGENTS_NODE_MODULES.
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
-const [name, url, way] = process.argv.slice(2);
+const [name, url, mode] = process.argv.slice(2);
 const require = createRequire(pathToFileURL(process.env.OCS_AGENTS_NODE_MODULES + "/"));
 const load = (module) => import(pathToFileURL(require.resolve(module)).href);
-const isStreamed = way === "streamed";
-const ran = [];
+const isStreamed = mode === "streamed";
+const calls = [];
 const QUESTION = "How is the weather in Rome, and what time is it?";
 const city = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
-const nothing = { type: "object", properties: {} };
-const weather = ({ city }) => (ran.push(`weather ${city}`), "sunny");
-const now = () => (ran.push("now"), "half past noon");
+const noParameters = { type: "object", properties: {} };
+const weather = ({ city }) => (calls.push(`weather ${city}`), "sunny");
+const now = () => (calls.push("now"), "half past noon");
 
 async function anthropic() {
   const { default: Anthropic } = await load("@anthropic-ai/sdk");
@@ -23,11 +24,11 @@ async function anthropic() {
     model: "fake",
     max_tokens: 200,
     messages: [{ role: "user", content: QUESTION }],
-    tools: [tool("weather", "The weather in a city.", city, weather), tool("now", "The time.", nothing, now)],
+    tools: [tool("weather", "The weather in a city.", city, weather), tool("now", "The time.", noParameters, now)],
     stream: isStreamed,
   });
   let last;
-  for await (const each of runner) last = isStreamed ? await each.finalMessage() : each;
+  for await (const item of runner) last = isStreamed ? await item.finalMessage() : item;
   return last.content.filter((block) => block.type === "text").map((block) => block.text).join("");
 }
 
@@ -42,11 +43,11 @@ async function vercel() {
     stopWhen: (stepCountIs ?? isStepCount)(4),
     tools: {
       weather: tool({ description: "The weather in a city.", inputSchema: jsonSchema(city), execute: weather }),
-      now: tool({ description: "The time.", inputSchema: jsonSchema(nothing), execute: now }),
+      now: tool({ description: "The time.", inputSchema: jsonSchema(noParameters), execute: now }),
     },
   };
   return isStreamed ? await streamText(options).text : (await generateText(options)).text;
 }
 
 const answer = await { anthropic, vercel }[name]();
-console.log(JSON.stringify({ ran, answer }));
+console.log(JSON.stringify({ calls, answer }));

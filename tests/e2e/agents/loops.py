@@ -1,7 +1,6 @@
-"""One loop with two parallel calls in a framework for agents: `FRAMEWORK URL whole|streamed`.
+"""Agent loop with two parallel tool calls in one framework: `FRAMEWORK URL whole|streamed`.
 
-Writes the tools that ran and the last answer as JSON. The interpreter has the frameworks, and nothing of this
-project.
+Writes the calls and the final answer as JSON. The interpreter has the frameworks, but not this project.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import json
 import os
 import sys
 
-ran: list[str] = []
+calls: list[str] = []
 QUESTION = "How is the weather in Rome, and what time is it?"
 os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "OPENAI_API_KEY": "none"}
 os.environ |= {"CREWAI_TRACING_ENABLED": "false"}
@@ -22,13 +21,13 @@ def weather(city: str) -> str:
     Args:
         city: Name of the city.
     """
-    ran.append(f"weather {city}")
+    calls.append(f"weather {city}")
     return "sunny"
 
 
 def now() -> str:
     """The time of the day."""
-    ran.append("now")
+    calls.append("now")
     return "half past noon"
 
 
@@ -43,13 +42,13 @@ def anthropic_runner(url: str, is_streamed: bool) -> str:
         model="fake", max_tokens=200, tools=tools, messages=messages, stream=is_streamed
     )
     last = None
-    for each in runner:
+    for item in runner:
         if is_streamed:
-            for _ in each:
+            for _ in item:
                 pass
-            last = each.get_final_message()
+            last = item.get_final_message()
         else:
-            last = each
+            last = item
     assert last is not None
     return "".join(block.text for block in last.content if block.type == "text")
 
@@ -86,6 +85,6 @@ FRAMEWORKS = {
 }
 
 if __name__ == "__main__":
-    name, url, way = sys.argv[1:]
-    answer = FRAMEWORKS[name](url, way == "streamed")
-    sys.stdout.write("\n" + json.dumps({"ran": ran, "answer": answer}) + "\n")
+    name, url, mode = sys.argv[1:]
+    answer = FRAMEWORKS[name](url, mode == "streamed")
+    sys.stdout.write("\n" + json.dumps({"calls": calls, "answer": answer}) + "\n")

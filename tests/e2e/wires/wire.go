@@ -1,5 +1,5 @@
-// Streams as the official Go SDK read them before its version 3.43: each empty line ends an event, and an event's data
-// must be JSON, also where there was none. Arguments: URL, body, count.
+// Reads streams as the official Go SDK did before version 3.43: each empty line ends an event, whose data must be JSON
+// even if there is none. Arguments: URL, body, count.
 package main
 
 import (
