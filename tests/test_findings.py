@@ -10,7 +10,7 @@ import pytest
 FINDINGS = {
     "D1 programs of clients that grow or turn back": (
         "e2e/test_doubling.py::test_a_program_that_doubles_does_not_grow_here",
-        "structured/test_lark_reading.py::test_paths_that_double_end",
+        "structured/test_lark_reading.py::test_grammars_of_doubling_paths_end",
         "test_patterns.py::test_no_pattern_has_repeats_that_meet",
         "test_patterns.py::test_a_call_that_never_comes_is_read_to_its_end",
         "reader/test_documents.py::test_comments_without_html_are_text",

@@ -32,7 +32,7 @@ from openai_cpu_server.llama.model.kv_size import DeviceMemory, DraftSource, Hos
 from tests import warm
 from tests.cli.in_process import Run, runner
 from tests.llama.driver import SmallMachine, loaded
-from tests.llama.odd_models import add_facts, gemma3, hearing_head, rewritten, split, written
+from tests.llama.odd_models import add_facts, audio_projector, gemma3, rewritten, split, written
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -114,7 +114,7 @@ def test_what_it_sees_and_hears_with(
     assert hears["sight"] is None
     assert hears["hearing"] == {"path": str(eyes), "file_bytes": eyes.stat().st_size, **said}
     assert "ultravox, 16,000 samples a second, 128 bands, 2 layers" in shown(model)
-    hearing_head(eyes, "ultravox", width=768, stacked=8)
+    audio_projector(eyes, "ultravox", width=768, stack_factor=8)
     assert f"hears sound    no: any sound crashes llama.cpp with {eyes} (of rows 768 wide" in shown(
         model, "--mmproj", eyes
     )

@@ -33,10 +33,10 @@ from tests.architectures.test_architectures import (
     PERSON,
     Comparison,
     ask,
+    check_drafts_after_a_restart,
+    check_kill,
+    check_reuse,
     engine_of,
-    is_drafted_for_after_a_restart,
-    outlives_its_engine,
-    reuses,
     running,
 )
 from tests.gpu.conftest import Device
@@ -99,13 +99,13 @@ async def test_a_model_on_a_device(
         seen = Comparison(plain)
         async with running(engine_of(model, **options)) as engine:
             says_where_it_is(engine, asked, device.kind)
-            await reuses(engine, seen)
+            await check_reuse(engine, seen)
             await lets_a_person_in(engine, seen)
-            await outlives_its_engine(engine, seen)
+            await check_kill(engine, seen)
             says_where_it_is(engine, asked, device.kind)
             await ask(engine, LONGER)
         async with running(engine_of(model, **options, **drafts)) as engine:
-            await is_drafted_for_after_a_restart(engine, seen)
+            await check_drafts_after_a_restart(engine, seen)
     assert (seen.differences, seen.missing) == ([], [])
     assert not (asked.wants_device and device.keeps_shaders) or list((shaders / "shaders").rglob("*"))
 
@@ -143,7 +143,7 @@ async def lets_a_person_in(engine: EngineClient, seen: Comparison) -> None:
     """Batch work is under way. On a device a step cannot be interrupted, so it may be waited for."""
     begun = asyncio.Event()
     rows = [
-        asyncio.create_task(ask(engine, prompt, priority=Priority.BATCH, begun=begun))
+        asyncio.create_task(ask(engine, prompt, priority=Priority.BATCH, first_token=begun))
         for prompt in LONG_PROMPTS
     ]
     await begun.wait()

@@ -1,4 +1,4 @@
-"""Drives a backend as a scheduler would, for one sequence at a time or some together."""
+"""Helpers that drive a backend as a scheduler would, with one sequence or several."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOLERANCE = 0.02  # cells in another order, and steps of other sizes, round diff
 Logprobs = tuple[tuple[int, float], ...]  # of the whole vocabulary, best first
 
 
-def small(model: Path, **more: object) -> EngineOptions:
+def small_options(model: Path, **more: object) -> EngineOptions:
     """Options of a small backend whose results do not depend on the size of a step."""
     sizes = {"kv_tokens": 512, "max_seqs": 6, "prefill_tokens": 256}
     return EngineOptions(**{"model_path": str(model), "kernels": "invariant", **sizes, **more})
@@ -38,7 +38,7 @@ def small(model: Path, **more: object) -> EngineOptions:
 
 @contextmanager
 def loaded(model: Path, machine: Machine | None = None, **more: object) -> Iterator[LlamaBackend]:
-    backend = LlamaBackend.load(small(model, **more), lambda fraction: None, machine)
+    backend = LlamaBackend.load(small_options(model, **more), lambda fraction: None, machine)
     try:
         yield backend
     finally:
@@ -67,13 +67,13 @@ def native_lines() -> Iterator[list[str]]:
         log.install()
 
 
-def do(backend: LlamaBackend, *verbs: Verb) -> None:
+def execute_verbs(backend: LlamaBackend, *verbs: Verb) -> None:
     result = backend.execute(Step(verbs=verbs))
     assert result == StepResult(verbs_ms=result.verbs_ms)
 
 
 @contextmanager
-def opened(
+def open_slot(
     backend: LlamaBackend,
     slot: int,
     prompt: Sequence[int],
@@ -89,7 +89,7 @@ def opened(
         backend.execute(Step(verbs=(Close(slot),)))
 
 
-def sampled(
+def sample_token(
     backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int], *, sample: bool = True
 ) -> Sample:
     result = backend.execute(Step(spans=(Span(slot, start, tuple(tokens), sample),)))
@@ -97,13 +97,13 @@ def sampled(
     return result.samples.get(slot)
 
 
-feed = functools.partial(sampled, sample=False)
+feed = functools.partial(sample_token, sample=False)
 
 
 @contextmanager
-def holding(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterator[None]:
+def prefilled_slot(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterator[None]:
     tokens = [token for chunk in chunks for token in chunk]
-    with opened(backend, slot, tokens, top_logprobs=backend.info.vocab_size):
+    with open_slot(backend, slot, tokens, top_logprobs=backend.info.vocab_size):
         start = 0
         for chunk in chunks:
             feed(backend, slot, start, chunk)
@@ -112,40 +112,45 @@ def holding(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterato
 
 
 def logprobs(backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int]) -> Logprobs:
-    logprob = sampled(backend, slot, start, tokens).logprob
+    logprob = sample_token(backend, slot, start, tokens).logprob
     assert len(logprob.top) == backend.info.vocab_size
     return logprob.top
 
 
-def assert_close(some: Logprobs, others: Logprobs, tolerance: float = TOLERANCE) -> None:
-    expected = dict(others)
-    assert [logprob for _, logprob in some] == pytest.approx([expected[t] for t, _ in some], abs=tolerance)
+def assert_close(found: Logprobs, expected: Logprobs, tolerance: float = TOLERANCE) -> None:
+    by_token = dict(expected)
+    assert [logprob for _, logprob in found] == pytest.approx([by_token[t] for t, _ in found], abs=tolerance)
 
 
 @contextmanager
-def pressing(interrupt: Callable[[], None], context: OwnedContext, at_node: int = 1) -> Iterator[None]:
-    """Call `interrupt` behind this node of a graph, where llama.cpp asks whether to go on, and behind each
-    later one. The context's own switch answers."""
+def repeated_interrupts(
+    interrupt: Callable[[], None], context: OwnedContext, at_node: int = 1
+) -> Iterator[None]:
+    """Call `interrupt` at a node of the graph and at each later one, from llama.cpp's abort callback.
+
+    The context's own switch still decides whether to abort."""
     params = llama_cpp.llama_context_default_params()
     context._abort.connect(params)
-    asked = itertools.count(1)
+    nodes = itertools.count(1)
 
     @llama_cpp.ggml_abort_callback
-    def press(data: int) -> bool:
-        if next(asked) >= at_node:
+    def call_interrupt(data: int) -> bool:
+        if next(nodes) >= at_node:
             interrupt()
         return bool(params.abort_callback(data))
 
-    llama_cpp.llama_set_abort_callback(context.handle, press, params.abort_callback_data)
+    llama_cpp.llama_set_abort_callback(context.handle, call_interrupt, params.abort_callback_data)
     try:
         yield
     finally:
         llama_cpp.llama_set_abort_callback(context.handle, params.abort_callback, params.abort_callback_data)
 
 
-def execute_and_press(backend: LlamaBackend, step: Step, *, may: bool = True, at_node: int = 1) -> StepResult:
-    with pressing(backend.interrupt, backend._loaded.context, at_node):
-        return backend.execute(msgspec.structs.replace(step, may_be_interrupted=may))
+def execute_and_interrupt(
+    backend: LlamaBackend, step: Step, *, is_allowed: bool = True, at_node: int = 1
+) -> StepResult:
+    with repeated_interrupts(backend.interrupt, backend._loaded.context, at_node):
+        return backend.execute(msgspec.structs.replace(step, may_be_interrupted=is_allowed))
 
 
 def generate(
@@ -157,26 +162,26 @@ def generate(
     slot: int = 0,
     chunk: int | None = None,
 ) -> list[int]:
-    with opened(backend, slot, prompt, sampling):
+    with open_slot(backend, slot, prompt, sampling):
         size = chunk or len(prompt)
         last = (len(prompt) - 1) // size * size
         for start in range(0, last, size):
             feed(backend, slot, start, prompt[start : start + size])
-        output = [sampled(backend, slot, last, prompt[last:]).token]
+        output = [sample_token(backend, slot, last, prompt[last:]).token]
         while len(output) < count:
-            output.append(sampled(backend, slot, len(prompt) + len(output) - 1, output[-1:]).token)
+            output.append(sample_token(backend, slot, len(prompt) + len(output) - 1, output[-1:]).token)
     return output
 
 
-def asked(name: str, prompt: Sequence[int], length: int = 12, **more: object) -> GenerationRequest:
+def make_request(name: str, prompt: Sequence[int], length: int = 12, **more: object) -> GenerationRequest:
     return GenerationRequest(
         **{"id": name, "tokens": tuple(prompt), "max_tokens": length, "sampling": ENDLESS, **more}
     )
 
 
 def answers(
-    backend: LlamaBackend, options: EngineOptions, *requests: GenerationRequest, told: Sequence[int] = ()
+    backend: LlamaBackend, options: EngineOptions, *requests: GenerationRequest, output: Sequence[int] = ()
 ) -> dict[str, TokenEvent]:
     engine = Engine(options, backend)
-    engine.serve(*requests, told=told)
+    engine.serve(*requests, told=output)
     return {one.id: engine.whole(one.id) for one in requests}

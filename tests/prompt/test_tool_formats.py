@@ -1,4 +1,4 @@
-"""How models write calls: which template teaches what, and outputs read in any pieces."""
+"""Formats of tool calls: templates that teach them, and outputs read in any pieces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from openai_cpu_server.prompt.tool_formats import (
 
 
 def read(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    """Content, and calls as (name, arguments)."""
+    """Return the content, and the calls as (name, arguments)."""
     reader = TOOL_FORMATS[form].reader({"weather": {"city": frozenset()}})
     parts: list[Part] = [part for piece in pieces for part in reader.feed(piece)] + reader.finish()
     content, calls = "", list[tuple[str, str]]()
@@ -134,7 +134,7 @@ def parsed(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, object]]]
 
 @pytest.mark.parametrize(("form", "text"), TRANSCRIPTS.items())
 def test_calls_and_content_before_them_are_read_in_any_pieces(form: str, text: str) -> None:
-    """White space between them is no content. Calls without a mark have nothing before them."""
+    """White space before calls is not content. Calls without a mark have no content before them."""
     rng = random.Random(5)
     _, calls = parsed(form, [text])
     assert [name for name, _ in calls] == ["weather", "now"][: 1 if form in SINGLE else 2]
@@ -149,13 +149,13 @@ WHOLE = ("demo", "mistral", "hermes", "llama3")
 
 
 @pytest.mark.parametrize("form", WHOLE)
-def test_arguments_are_told_as_they_are_written(form: str) -> None:
+def test_arguments_keep_their_spelling(form: str) -> None:
     for text in (TRANSCRIPTS[form], TRANSCRIPTS[form].replace("[TOOL_CALLS]", "[TOOL_CALLS] ")):
         assert read(form, [text]) == ("", [("weather", ROME), ("now", "{}")])
 
 
 @pytest.mark.parametrize("form", TOOL_FORMATS)
-def test_every_format_reads_what_its_family_and_what_the_server_writes(form: str) -> None:
+def test_every_format_reads_calls_as_its_family_and_the_server_write_them(form: str) -> None:
     days = [{"n": 1, "it's": [True, None, "a\\'\"\n<b>"]}]
     for arguments in (json.loads(ROME), {"city": 'Rö{m}e "', "days": days}):
         both = [WrittenCall("weather", arguments), WrittenCall("now", {})][: 1 if form in SINGLE else 2]
@@ -186,7 +186,7 @@ def test_content_may_hold_markers_where_calls_come_first_or_never(form: str) -> 
     assert [part.name for part in parts if isinstance(part, CallBegin)] == ["weather", "now"]
 
 
-def test_text_is_released_as_soon_as_it_can_be_no_marker() -> None:
+def test_text_is_released_as_soon_as_it_cannot_be_a_marker() -> None:
     reader = TOOL_FORMATS["hermes"].reader({})
     assert reader.feed("a <tool") == [Content("a")]
     assert reader.feed("box>") == [Content(" <toolbox>")]
@@ -213,7 +213,7 @@ def test_arguments_come_out_piece_by_piece() -> None:
         ('<|tool_call|>{"name":"f","arguments":{}}\n{"na', False),
     ],
 )
-def test_a_cut_call_is_known(text: str, is_cut: bool) -> None:
+def test_a_cut_call_is_recognised(text: str, is_cut: bool) -> None:
     reader = TOOL_FORMATS["demo"].reader({})
     reader.feed(text)
     assert reader.is_cut is is_cut
@@ -240,7 +240,7 @@ def source(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
-def test_a_real_template_gives_its_format_away_and_no_other(name: str) -> None:
+def test_a_real_template_shows_its_format_and_no_other(name: str) -> None:
     teaching = [form.name for form in TOOL_FORMATS.values() if form.recognises(source(name))]
     assert teaching == ([] if TAUGHT[name] == "generic" else [TAUGHT[name]])
     assert format_for(ChatTemplate(source(name), bos_text="<s>", eos_text="</s>")).name == TAUGHT[name]
