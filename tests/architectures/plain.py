@@ -50,7 +50,7 @@ class PlainLlama:
 
     def answer(self, prompt: Sequence[int | MediaItem], length: int) -> Answer:
         """Return `length` greedy tokens, leaving out those that end an answer."""
-        parts = [part if isinstance(part, int) else _serialized(part) for part in prompt]
+        parts = [part if isinstance(part, int) else _to_json(part) for part in prompt]
         self._process.stdin.write(json.dumps({"prompt": parts, "length": length}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -58,7 +58,7 @@ class PlainLlama:
         return Answer(*json.loads(line))
 
 
-def _serialized(item: MediaItem) -> tuple[Sequence[int], str]:
+def _to_json(item: MediaItem) -> tuple[Sequence[int], str]:
     size = [item.size.width, item.size.height] if isinstance(item, Picture) else [item.size.num_samples]
     return size, base64.b64encode(item.content).decode()
 

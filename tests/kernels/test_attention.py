@@ -182,9 +182,7 @@ def test_a_row_does_not_depend_on_the_others(
             assert (attention(library, graphs, chunk, threads) == expected[rows]).all()
 
 
-def test_attention_is_closer_to_the_definition_than_that_of_ggml(
-    library: KernelLibrary, graphs: GgmlGraphs
-) -> None:
+def test_attention_is_closer_to_exact_than_that_of_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     random = np.random.default_rng(0)
     case = attention_case(random, random_pool(random, 400))
     exact = exact_attention(graphs, case)

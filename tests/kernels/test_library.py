@@ -108,9 +108,7 @@ def test_a_kernel_with_other_results_is_off(library: KernelLibrary, graphs: Ggml
     assert library.num_done(Kernel.ATTENTION) == before
 
 
-def test_a_kernel_loaded_after_ggml_is_off(
-    library: KernelLibrary, graphs: GgmlGraphs, tmp_path: Path
-) -> None:
+def test_a_kernel_loaded_late_is_off(library: KernelLibrary, graphs: GgmlGraphs, tmp_path: Path) -> None:
     late = KernelLibrary(ctypes.CDLL(shutil.copy(KERNELS, tmp_path / "late.so")))
     assert "do not reach it" in proved(late, Kernel.ATTENTION, graphs, attention_proofs()).why_off
 
@@ -142,9 +140,7 @@ def unsupported_operations(graphs: GgmlGraphs) -> Iterator[tuple[Kernel, Abstrac
     yield Kernel.PRODUCTS, graphs.multiplying(product(GgmlType.Q8_0, 80, (3, 2), 2))
 
 
-def test_ggml_computes_the_operations_that_kernels_do_not_support(
-    library: KernelLibrary, graphs: GgmlGraphs
-) -> None:
+def test_ggml_computes_operations_without_a_kernel(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     for kernel, operation in unsupported_operations(graphs):
         with operation as compute:
             theirs, num_done = compute(2), library.num_done(kernel)

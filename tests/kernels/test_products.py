@@ -158,9 +158,7 @@ def test_a_row_is_independent(library: KernelLibrary, graphs: GgmlGraphs, kind: 
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-def test_products_are_as_close_to_exact_as_those_of_ggml(
-    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType
-) -> None:
+def test_products_are_as_exact_as_ggmls(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
     random = np.random.default_rng(0)
     case = ProductCase(
         weights=random_weights(kind, 300, 1024, random),

@@ -34,11 +34,5 @@ def backend(tiny: Path) -> Iterator[LlamaBackend]:
 
 
 @pytest.fixture(scope="session")
-def large_backend(tiny: Path) -> Iterator[LlamaBackend]:
-    with loaded(tiny, kv_tokens=8192, max_seqs=16, prefill_tokens=512, threads=1) as backend:
-        yield backend
-
-
-@pytest.fixture(scope="session")
 def words(vocabulary: Vocabulary) -> ModelTokens:
     return ModelTokens(vocabulary, grammar_tokenizer(vocabulary, for_many_masks=True))

@@ -20,11 +20,13 @@ from openai_cpu_server.llama.cells.context import OwnedContext
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.model import native_log
 from tests.engine.driver import Engine
+from tests.fakes import SPECULATION
 
 GREEDY = Sampling(seed=0, temperature=0)
 ENDLESS = Sampling(seed=0, temperature=0, ignore_eos=True)
 TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(250))
 OTHER = tuple(1 + (5 * i * i + 11 * i) % 900 for i in range(200))
+OFF, ALWAYS = (EngineOptions(model_path="", **SPECULATION[kind]) for kind in ("off", "always"))
 TOLERANCE = 0.02  # cells in another order, and steps of other sizes, round differently (docs/measurements.md)
 
 Logprobs = tuple[tuple[int, float], ...]  # of the whole vocabulary, best first
@@ -67,7 +69,7 @@ def native_lines() -> Iterator[list[str]]:
         log.install()
 
 
-def execute_verbs(backend: LlamaBackend, *verbs: Verb) -> None:
+def execute(backend: LlamaBackend, *verbs: Verb) -> None:
     result = backend.execute(Step(verbs=verbs))
     assert result == StepResult(verbs_ms=result.verbs_ms)
 
@@ -101,7 +103,7 @@ feed = functools.partial(sample_token, sample=False)
 
 
 @contextmanager
-def prefilled_slot(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterator[None]:
+def prefill(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterator[None]:
     tokens = [token for chunk in chunks for token in chunk]
     with open_slot(backend, slot, tokens, top_logprobs=backend.info.vocab_size):
         start = 0

@@ -156,9 +156,7 @@ def test_an_adapter_of_a_tied_embedding_is_refused(tmp_path: Path) -> None:
         assert "uses for its output too" in refusal(backend, path)
 
 
-def test_damaged_and_changed_files_are_refused_and_a_good_one_is_served(
-    backend: LlamaBackend, tmp_path: Path
-) -> None:
+def test_damaged_or_changed_files_are_refused_good_ones_served(backend: LlamaBackend, tmp_path: Path) -> None:
     text, cut, path = tmp_path / "text.gguf", tmp_path / "cut.gguf", tmp_path / "a.gguf"
     text.write_text("not an adapter")
     whole = make_adapter(path).read_bytes()

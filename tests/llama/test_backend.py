@@ -43,12 +43,12 @@ from tests.llama.driver import (
     GREEDY,
     TEXT,
     TOLERANCE,
-    execute_verbs,
+    execute,
     feed,
     generate,
     loaded,
     open_slot,
-    prefilled_slot,
+    prefill,
     sample_token,
 )
 from tests.llama.odd_models import poisoned
@@ -140,14 +140,14 @@ def test_targets_and_steps_without_outputs_can_be_padded(backend: LlamaBackend) 
 def test_padding_gives_its_cells_back_and_is_left_out_where_the_pool_is_full(tiny: Path) -> None:
     """The pool of 256 cells would be too small for these steps if padding kept its cells."""
     with loaded(tiny, kv_tokens=256) as backend:
-        with prefilled_slot(backend, 0, TEXT[:200]):
+        with prefill(backend, 0, TEXT[:200]):
             for position in range(200, 240):
                 spans = (Span(0, position, TEXT[position : position + 1], False),)
                 backend.execute(Step(spans=spans, padding=16))
             feed(backend, 0, 240, TEXT[:16])
         results = []
         for padding in (12, 0):
-            with prefilled_slot(backend, 0, TEXT), open_slot(backend, 1, TEXT):
+            with prefill(backend, 0, TEXT), open_slot(backend, 1, TEXT):
                 step = Step(spans=(Span(1, 0, TEXT[:4], True),), padding=padding)
                 results.append(backend.execute(step))
     assert results[0] == results[1]
@@ -259,9 +259,7 @@ BRACKETS = Constraint(grammar=gbnf_to_lark('root ::= "[" [a-z]+ "]"'), opening=(
 
 
 @pytest.mark.parametrize("constraint", [None, BRACKETS], ids=["free", "constrained"])
-def test_opening_and_closing_slots_leaks_nothing(
-    backend: LlamaBackend, constraint: Constraint | None
-) -> None:
+def test_open_and_closed_slots_leak_nothing(backend: LlamaBackend, constraint: Constraint | None) -> None:
     use_slots(backend, 50, constraint)
     files, memory = psutil.Process().num_fds(), resident()
     use_slots(backend, 100, constraint)
@@ -273,13 +271,11 @@ def test_saving_and_dropping_blocks_leaks_nothing(backend: LlamaBackend) -> None
 
     def save_and_drop(times: int) -> int:
         starts = range(0, 2048, 64)
-        with prefilled_slot(backend, 0, (300,) * 2048):
+        with prefill(backend, 0, (300,) * 2048):
             for number in range(times):
-                execute_verbs(
-                    backend, *(Save(0, start, start + 64, 32 * number + start // 64) for start in starts)
-                )
+                execute(backend, *(Save(0, start, start + 64, 32 * number + start // 64) for start in starts))
         with_blocks = resident()
-        execute_verbs(backend, *(Drop(number) for number in range(32 * times)))
+        execute(backend, *(Drop(number) for number in range(32 * times)))
         return with_blocks
 
     save_and_drop(2)
@@ -295,14 +291,14 @@ def test_writing_and_mapping_the_prefix_cache_leaks_nothing(backend: LlamaBacken
     block = SavedBlock(1, None, "", (300,) * 64)
 
     def write_and_map() -> None:
-        with prefilled_slot(backend, 0, block.tokens):
-            execute_verbs(backend, Save(0, 0, 64, 1))
+        with prefill(backend, 0, block.tokens):
+            execute(backend, Save(0, 0, 64, 1))
         backend.export_cache(path, [block])
-        execute_verbs(backend, Drop(1))
+        execute(backend, Drop(1))
         assert backend.import_cache(path) == (block,)
-        with prefilled_slot(backend, 0):
-            execute_verbs(backend, Restore(1, 0, 0, 64))
-        execute_verbs(backend, Drop(1))
+        with prefill(backend, 0):
+            execute(backend, Restore(1, 0, 0, 64))
+        execute(backend, Drop(1))
 
     write_and_map()
     process = psutil.Process()

@@ -13,7 +13,7 @@ import pytest
 from openai_cpu_server.contract.step import CacheFileLimit, Drop, Restore, Save, SavedBlock
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.cells.block_store import BlockStore, SavedCells
-from tests.llama.driver import TEXT, Logprobs, execute_verbs, loaded, logprobs, prefilled_slot
+from tests.llama.driver import TEXT, Logprobs, execute, loaded, logprobs, prefill
 from tests.llama.odd_models import rewritten
 
 BLOCKS = (
@@ -38,17 +38,17 @@ def path(writer: LlamaBackend, tmp_path: Path) -> Path:
 
 
 def export(backend: LlamaBackend, path: Path) -> Logprobs:
-    with prefilled_slot(backend, 0, TEXT[:64], TEXT[64:128]):
-        execute_verbs(backend, Save(0, 0, 64, 4), Save(0, 64, 128, 17), Save(0, 0, 64, 5))
+    with prefill(backend, 0, TEXT[:64], TEXT[64:128]):
+        execute(backend, Save(0, 0, 64, 4), Save(0, 64, 128, 17), Save(0, 0, 64, 5))
         expected = logprobs(backend, 0, 128, TEXT[128:129])
     backend.export_cache(str(path), BLOCKS)
-    execute_verbs(backend, Drop(4), Drop(17), Drop(5))
+    execute(backend, Drop(4), Drop(17), Drop(5))
     return expected
 
 
 def restored_logprobs(backend: LlamaBackend) -> Logprobs:
-    with prefilled_slot(backend, 3):
-        execute_verbs(backend, Restore(4, 3, 0, 64), Restore(17, 3, 64, 128))
+    with prefill(backend, 3):
+        execute(backend, Restore(4, 3, 0, 64), Restore(17, 3, 64, 128))
         return logprobs(backend, 3, 128, TEXT[128:129])
 
 
@@ -76,24 +76,22 @@ def test_a_later_process_restores_identical_cells(tiny: Path, tmp_path: Path, kv
     with later() as backend:
         assert backend.import_cache(str(path)) == BLOCKS
         assert restored_logprobs(backend) == expected
-        execute_verbs(backend, Drop(5))
+        execute(backend, Drop(5))
         backend.export_cache(str(path), BLOCKS[:2])  # over the file that is mapped
         assert restored_logprobs(backend) == expected
-        execute_verbs(backend, Drop(4), Drop(17))
+        execute(backend, Drop(4), Drop(17))
     with later() as backend:
         assert backend.import_cache(str(path)) == BLOCKS[:2]
         assert restored_logprobs(backend) == expected
 
 
-def test_new_blocks_are_exported_beside_imported_ones_also_for_a_link(
-    tiny: Path, path: Path, tmp_path: Path
-) -> None:
+def test_new_blocks_are_saved_beside_imported_ones_of_a_link(tiny: Path, path: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.gguf"
     link.symlink_to(tiny)
     with loaded(link) as backend:
         assert backend.import_cache(str(path)) == BLOCKS, "the link leads to the same model"
-        with prefilled_slot(backend, 0, TEXT[:16]):
-            execute_verbs(backend, Save(0, 0, 16, block=18))
+        with prefill(backend, 0, TEXT[:16]):
+            execute(backend, Save(0, 0, 16, block=18))
         more = SavedBlock(18, None, "short", TEXT[:16])
         backend.export_cache(str(path), (*BLOCKS, more))
     with loaded(tiny) as backend:
@@ -130,7 +128,7 @@ def test_other_files_are_ignored(tmp_path: Path, refusal: Refusal, content: byte
     assert refusal(path).startswith(f"The prefix cache {path} is ignored: {cause}")
 
 
-def flipped(data: bytes, at: int) -> bytes:
+def flip_bit(data: bytes, at: int) -> bytes:
     found = bytearray(data)
     found[at] ^= 0x10
     return bytes(found)
@@ -140,7 +138,7 @@ def flipped(data: bytes, at: int) -> bytes:
     "damage",
     [
         *(lambda data, n=n: data[:n] for n in (31, 32, 100, 1000, 5000, 100_000, -4096, -1)),
-        *(lambda data, at=at: flipped(data, at) for at in (0, 9, 13, 17, 25, 33, -1, -200, -600)),
+        *(lambda data, at=at: flip_bit(data, at) for at in (0, 9, 13, 17, 25, 33, -1, -200, -600)),
         lambda data: data + b"more",
     ],
 )
@@ -152,19 +150,23 @@ def test_a_file_of_another_length_or_with_a_flipped_bit_in_head_or_index_is_igno
 
 
 @pytest.mark.parametrize(
-    ("damaged", "remaining"), [(0, BLOCKS[2:]), (1, (BLOCKS[0], BLOCKS[2])), (2, BLOCKS[:2])]
+    ("damaged_block", "remaining"), [(0, BLOCKS[2:]), (1, (BLOCKS[0], BLOCKS[2])), (2, BLOCKS[:2])]
 )
 def test_damaged_blocks_are_left_out_with_all_that_continue_them(
-    tiny: Path, path: Path, caplog: pytest.LogCaptureFixture, damaged: int, remaining: tuple[SavedBlock, ...]
+    tiny: Path,
+    path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damaged_block: int,
+    remaining: tuple[SavedBlock, ...],
 ) -> None:
     num_pages = path.stat().st_size // 4096
     block_pages = (num_pages - 1) // 3
-    at = (num_pages - (3 - damaged) * block_pages) * 4096 + 30_000
-    path.write_bytes(flipped(path.read_bytes(), at))
+    at = (num_pages - (3 - damaged_block) * block_pages) * 4096 + 30_000
+    path.write_bytes(flip_bit(path.read_bytes(), at))
     with loaded(tiny) as backend:
         assert backend.import_cache(str(path)) == remaining
-        with prefilled_slot(backend, 0):
-            execute_verbs(backend, Restore(remaining[0].number, 0, 0, 64))
+        with prefill(backend, 0):
+            execute(backend, Restore(remaining[0].number, 0, 0, 64))
     message = f"{3 - len(remaining)} blocks of the prefix cache {path} are damaged and left out."
     assert caplog.messages == [message]
 
@@ -185,15 +187,15 @@ def test_a_file_of_another_model_is_ignored(
 
 
 def test_a_failed_export_leaves_everything_as_it_was(writer: LlamaBackend, tmp_path: Path) -> None:
-    with prefilled_slot(writer, 0, TEXT[:64], TEXT[64:128]):
-        execute_verbs(writer, Save(0, 0, 64, 4), Save(0, 64, 128, 17), Save(0, 0, 64, 5))
+    with prefill(writer, 0, TEXT[:64], TEXT[64:128]):
+        execute(writer, Save(0, 0, 64, 4), Save(0, 64, 128, 17), Save(0, 0, 64, 5))
     with pytest.raises(FileNotFoundError):
         writer.export_cache(str(tmp_path / "absent" / "prefixes.kv"), BLOCKS)
     occupied = tmp_path / "occupied"
     occupied.mkdir()
     with pytest.raises(IsADirectoryError):
         writer.export_cache(str(occupied), BLOCKS)
-    execute_verbs(writer, Drop(4), Drop(17), Drop(5))
+    execute(writer, Drop(4), Drop(17), Drop(5))
     assert [entry.name for entry in tmp_path.iterdir()] == ["occupied"]
 
 

@@ -158,9 +158,7 @@ def test_a_damaged_file_or_an_impossible_curve_is_measured_again(bench: Bench) -
     assert is_sane(bench.measure())
 
 
-def test_a_curve_measured_beside_busy_neighbours_is_not_stored(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_curve_beside_busy_neighbours_is_not_stored(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     assert is_sane(bench.measure(Neighbours(0.5)))
     assert not list(bench.folder.iterdir())
     assert "other processes took 50 %" in caplog.text
@@ -199,9 +197,7 @@ def test_another_model_pool_or_option_is_another_curve(bench: Bench, tiny: Path,
     ],
     ids=str,
 )
-def test_a_curve_is_measured_with_other_options_and_without_cells(
-    tiny: Path, tmp_path: Path, changes: dict[str, object]
-) -> None:
+def test_curves_of_other_options_and_models(tiny: Path, tmp_path: Path, changes: dict[str, object]) -> None:
     changed = {**SIZES, **changes}
     model = tiny_model_path(shape="tiny-mamba") if changed.pop("model", None) else tiny
     with loaded(model, **changed) as backend:
@@ -265,9 +261,7 @@ def store_layout(model: Path, folder: Path, layout: WeightLayout, kernels: Kerne
     Measured(folder, LayoutKey, WeightLayout).put(key, layout)
 
 
-def test_a_layout_is_measured_once_and_stored(
-    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_layout_is_measured_once(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     pauses: list[None] = []
     chosen_options = options(model, tmp_path)
@@ -304,9 +298,7 @@ def test_options_override_the_stored_layout_and_kernels_have_their_own(model: Pa
         assert stored_layout(options(model, tmp_path, repack=repack), GgufHeader(model)) == layout
 
 
-def test_the_default_layout_is_used_where_none_can_be_stored(
-    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_layouts_that_cannot_be_stored(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert layout_for(model, None) == stored_layout(options(model, None), GgufHeader(model)) == WeightLayout()
     (tmp_path / "file").write_text("in the way")
     assert layout_for(model, tmp_path / "file" / "folder") == WeightLayout()
@@ -340,7 +332,7 @@ def times(
 
 
 @pytest.mark.parametrize(
-    ("groups", "repacked", "left"),
+    ("groups", "repacked", "left_to_ggml"),
     [
         ([], False, ()),
         ([times("q6_K", 1.0)], False, ()),
@@ -355,9 +347,9 @@ def times(
         ([times("mxfp4", 10.0, ours=1.0, repacked=5.0), times("q8_0", 1.0, ours=2.0)], False, ("q8_0",)),
     ],
 )
-def test_the_faster_layout(groups: list[ProductTimes], repacked: bool, left: tuple[str, ...]) -> None:
+def test_the_faster_layout(groups: list[ProductTimes], repacked: bool, left_to_ggml: tuple[str, ...]) -> None:
     layout = faster_layout(groups)
-    assert (layout.repacked, layout.left_to_ggml) == (repacked, left)
+    assert (layout.repacked, layout.left_to_ggml) == (repacked, left_to_ggml)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import jsonschema
 import msgspec
@@ -20,7 +21,7 @@ from openai_cpu_server.llama.grammar.compile import MOST_FORCED, compile_grammar
 from openai_cpu_server.llama.grammar.constraints import CompiledGrammars, ConstrainedOutput, ModelTokens
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampler import Sampler, Scratch
-from tests.llama.driver import GREEDY, answers, execute_and_interrupt
+from tests.llama.driver import GREEDY, answers, execute_and_interrupt, loaded
 from tests.structured.making import gbnf_to_lark, schema_to_lark
 
 LETTERS = gbnf_to_lark("root ::= [a-z]{3,8}")
@@ -52,8 +53,14 @@ def constrained_request(
 OPTIONS = EngineOptions(model_path="", experiment=Experiment(tile_filling=False))
 
 
-def run(large_backend: LlamaBackend, one: GenerationRequest, output: Sequence[int] = ()) -> TokenEvent:
-    return answers(large_backend, OPTIONS, one, output=output)[one.id]
+@pytest.fixture(scope="module")
+def backend(tiny: Path) -> Iterator[LlamaBackend]:
+    with loaded(tiny, kv_tokens=8192, max_seqs=16, prefill_tokens=512, threads=1) as backend:
+        yield backend
+
+
+def run(backend: LlamaBackend, one: GenerationRequest, output: Sequence[int] = ()) -> TokenEvent:
+    return answers(backend, OPTIONS, one, output=output)[one.id]
 
 
 def schemas() -> dict[str, dict[str, object]]:
@@ -79,14 +86,12 @@ def schemas() -> dict[str, dict[str, object]]:
     }
 
 
-def test_sixteen_hot_sequences_with_a_schema_each_are_all_valid(large_backend: LlamaBackend) -> None:
+def test_sixteen_hot_sequences_with_a_schema_each_are_all_valid(backend: LlamaBackend) -> None:
     found = {}
     for seed in range(2):
         hot = Sampling(seed=seed, temperature=1.5)
         found = answers(
-            large_backend,
-            OPTIONS,
-            *(constrained_request(n, schema_to_lark(s), hot) for n, s in schemas().items()),
+            backend, OPTIONS, *(constrained_request(n, schema_to_lark(s), hot) for n, s in schemas().items())
         )
         for name, schema in schemas().items():
             assert found[name].finish.reason is FinishReason.STOP
@@ -114,9 +119,9 @@ def test_the_mask_equals_the_tokens_that_the_grammar_accepts(words: ModelTokens,
             break
 
 
-def test_forced_tokens_equal_those_sampled_one_by_one(large_backend: LlamaBackend) -> None:
+def test_forced_tokens_equal_those_sampled_one_by_one(backend: LlamaBackend) -> None:
     burst, single = constrained_request("a", OBJECT), constrained_request("a", OBJECT, top_logprobs=2)
-    found = run(large_backend, burst), run(large_backend, single)
+    found = run(backend, burst), run(backend, single)
     assert found[0].tokens == found[1].tokens
     assert found[0].text == found[1].text
     assert found[0].finish.output_tokens == found[1].finish.output_tokens
@@ -125,13 +130,13 @@ def test_forced_tokens_equal_those_sampled_one_by_one(large_backend: LlamaBacken
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=1.5)])
 @pytest.mark.parametrize("constraint", [{}, {"opening": (4, 70, 71), "triggers": ("CD",)}])
 def test_an_output_is_resumed(
-    large_backend: LlamaBackend, sampling: Sampling, constraint: dict[str, object]
+    backend: LlamaBackend, sampling: Sampling, constraint: dict[str, object]
 ) -> None:
     one = constrained_request("resume", OBJECT, sampling, constraint=constraint)
-    whole = run(large_backend, one)
+    whole = run(backend, one)
     assert whole.finish.reason is FinishReason.STOP
     for end in range(0, len(whole.tokens) + 1, 2):
-        rest = run(large_backend, one, output=whole.tokens[:end])
+        rest = run(backend, one, output=whole.tokens[:end])
         assert whole.tokens[:end] + rest.tokens == whole.tokens
         assert rest.finish.output_tokens == whole.finish.output_tokens
 
@@ -156,16 +161,16 @@ SWITCH = {
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("schema", [UNIQUE, {"items": SWITCH, "minItems": 6, "maxItems": 9}])
 def test_items_of_a_list_differ_also_in_an_output_that_is_resumed(
-    large_backend: LlamaBackend, seed: int, schema: dict[str, object]
+    backend: LlamaBackend, seed: int, schema: dict[str, object]
 ) -> None:
     schema = {"type": "array", "uniqueItems": schema is not UNIQUE, **schema}
     sampling = Sampling(seed=seed, temperature=1.5)
     one = constrained_request("unique", schema_to_lark(schema), sampling)
-    whole = run(large_backend, one)
+    whole = run(backend, one)
     assert whole.finish.reason is FinishReason.STOP
     jsonschema.validate(json.loads(whole.text), schema)
     for end in range(0, len(whole.tokens) + 1, 5):
-        assert whole.tokens[:end] + run(large_backend, one, output=whole.tokens[:end]).tokens == whole.tokens
+        assert whole.tokens[:end] + run(backend, one, output=whole.tokens[:end]).tokens == whole.tokens
 
 
 def test_a_token_that_repeats_a_string_of_a_list_is_not_taken(words: ModelTokens) -> None:
@@ -185,20 +190,19 @@ def test_a_token_that_repeats_a_string_of_a_list_is_not_taken(words: ModelTokens
     assert output.allowed().any()
 
 
-def test_the_grammar_begins_behind_the_trigger(large_backend: LlamaBackend) -> None:
+def test_the_grammar_begins_behind_the_trigger(backend: LlamaBackend) -> None:
     free = run(
-        large_backend,
-        msgspec.structs.replace(constrained_request("t", LETTERS, max_tokens=60), constraint=None),
+        backend, msgspec.structs.replace(constrained_request("t", LETTERS, max_tokens=60), constraint=None)
     )
     trigger = next(free.text[i : i + 3] for i in range(9, 40) if free.text[i : i + 3].isascii())
     before = free.text[: free.text.index(trigger) + 3]
     one = constrained_request("t", OBJECT, constraint={"triggers": (trigger, "never seen")})
-    found = run(large_backend, one)
+    found = run(backend, one)
     assert found.finish.reason is FinishReason.STOP
     assert found.text.startswith(before)
     assert 1 <= json.loads(found.text[len(before) :])["rating"] <= 5
     for end in range(1, len(found.tokens), 3):
-        assert found.tokens[:end] + run(large_backend, one, output=found.tokens[:end]).tokens == found.tokens
+        assert found.tokens[:end] + run(backend, one, output=found.tokens[:end]).tokens == found.tokens
 
 
 def make_output(words: ModelTokens, grammar: str | None, **parts: object) -> ConstrainedOutput:
@@ -225,9 +229,7 @@ def test_a_trigger_may_span_tokens_and_be_a_control_token(words: ModelTokens) ->
         assert [words.text_of(token) for token in output.take_forced()] == [b"x"]
 
 
-def test_the_rest_of_the_triggers_token_belongs_to_the_grammar(
-    words: ModelTokens, vocabulary: Vocabulary
-) -> None:
+def test_the_rest_of_a_triggers_token_is_in_the_grammar(words: ModelTokens, vocabulary: Vocabulary) -> None:
     ratings = token_of(vocabulary, b"at")
     for letter in "xt":
         output = make_output(words, gbnf_to_lark(f'root ::= "{letter}" [0-9]'), triggers=("ra",))
@@ -239,27 +241,23 @@ def test_the_rest_of_the_triggers_token_belongs_to_the_grammar(
     assert {vocabulary.piece(t) for t in np.flatnonzero(output.allowed())} == {b"%d" % i for i in range(10)}
 
 
-def test_a_token_that_breaks_the_grammar_is_not_chosen(
-    large_backend: LlamaBackend, vocabulary: Vocabulary
-) -> None:
+def test_a_token_that_breaks_the_grammar_is_not_chosen(backend: LlamaBackend, vocabulary: Vocabulary) -> None:
     at = token_of(vocabulary, b"at")
     hot = msgspec.structs.replace(GREEDY, logit_bias={at: 100.0})
     bang = gbnf_to_lark('root ::= "!"')
-    found = run(
-        large_backend, constrained_request("t", bang, hot, constraint={"triggers": ("a",)}, max_tokens=9)
-    )
+    found = run(backend, constrained_request("t", bang, hot, constraint={"triggers": ("a",)}, max_tokens=9))
     assert at not in found.tokens
 
 
-def test_the_end_comes_only_when_the_grammar_is_complete(large_backend: LlamaBackend) -> None:
-    ends = large_backend.info.end_tokens
+def test_the_end_comes_only_when_the_grammar_is_complete(backend: LlamaBackend) -> None:
+    ends = backend.info.end_tokens
     for end in ends:
         eager = msgspec.structs.replace(GREEDY, logit_bias={end: 100.0})
-        found = run(large_backend, constrained_request("e", LETTERS, eager))
+        found = run(backend, constrained_request("e", LETTERS, eager))
         assert found.finish.reason is FinishReason.STOP
         assert len(found.text) in range(3, 9)
     never = msgspec.structs.replace(GREEDY, ignore_eos=True)
-    found = run(large_backend, constrained_request("e", LETTERS, never))
+    found = run(backend, constrained_request("e", LETTERS, never))
     assert (found.finish.reason, len(found.text)) == (FinishReason.STOP, 8)
 
 
@@ -278,17 +276,17 @@ def test_the_grammar_wins_over_parameters_that_forbid_all_it_allows(temperature:
     assert sampler.choose(logits, np.arange(8) == 5) == 5
 
 
-def test_an_interrupted_step_leaves_the_constraint_where_it_was(large_backend: LlamaBackend) -> None:
+def test_an_interrupted_step_leaves_the_constraint_where_it_was(backend: LlamaBackend) -> None:
     prompt = tuple(range(5, 400))
     constraint = Constraint(grammar=LETTERS)
     samples = []
     for interrupts in (False, True):
-        large_backend.execute(Step(verbs=(Open(0, GREEDY, prompt, (), None, constraint),)))
+        backend.execute(Step(verbs=(Open(0, GREEDY, prompt, (), None, constraint),)))
         step = Step(spans=(Span(0, 0, prompt, True),))
         if interrupts:
-            assert execute_and_interrupt(large_backend, step).interrupted
-        samples.append(large_backend.execute(step).samples[0])
-        large_backend.execute(Step(verbs=(Close(0),)))
+            assert execute_and_interrupt(backend, step).interrupted
+        samples.append(backend.execute(step).samples[0])
+        backend.execute(Step(verbs=(Close(0),)))
     assert samples[0] == samples[1]
 
 
@@ -306,10 +304,10 @@ WIDE = gbnf_to_lark("\n".join([f"root ::= [a-z] ({' | '.join(f'r{i}' for i in ra
     ids=["undefined", "no grammar", "empty", "open", "GBNF", "an empty trigger", "becomes too complex"],
 )
 def test_a_wrong_constraint_fails_alone(
-    large_backend: LlamaBackend, grammar: str, triggers: tuple[str, ...], why: str
+    backend: LlamaBackend, grammar: str, triggers: tuple[str, ...], why: str
 ) -> None:
     found = answers(
-        large_backend,
+        backend,
         OPTIONS,
         constrained_request("bad", grammar, constraint={"triggers": triggers}),
         constrained_request("good", LETTERS),
@@ -327,11 +325,11 @@ def test_a_grammar_that_takes_too_much_time_fails(words: ModelTokens) -> None:
         output.replay([byte("a")] * 3000)
 
 
-def test_a_slow_grammar_beside_others_has_the_output_that_it_has_alone(large_backend: LlamaBackend) -> None:
+def test_a_slow_grammar_beside_others_has_the_output_that_it_has_alone(backend: LlamaBackend) -> None:
     slow = constrained_request("slow", VERY_AMBIGUOUS, max_tokens=40)
     others = [constrained_request(name, LONG, max_tokens=120) for name in ("a", "b")]
-    alone = {one.id: run(large_backend, one).tokens for one in (slow, *others)}
-    together = answers(large_backend, OPTIONS, slow, *others)
+    alone = {one.id: run(backend, one).tokens for one in (slow, *others)}
+    together = answers(backend, OPTIONS, slow, *others)
     assert {name: event.tokens for name, event in together.items()} == alone
     assert len(alone["slow"]) == 40
 
@@ -435,10 +433,8 @@ def thinking_request(name: str, grammar: str | None, thoughts: Thinking, **more:
 
 
 @pytest.mark.parametrize("budget", [0, 1, 40])
-def test_the_budget_of_thoughts(large_backend: LlamaBackend, thoughts: Thinking, budget: int) -> None:
-    found = run(
-        large_backend, thinking_request("b", OBJECT, msgspec.structs.replace(thoughts, budget=budget))
-    )
+def test_the_budget_of_thoughts(backend: LlamaBackend, thoughts: Thinking, budget: int) -> None:
+    found = run(backend, thinking_request("b", OBJECT, msgspec.structs.replace(thoughts, budget=budget)))
     assert found.finish.reason is FinishReason.STOP
     start = found.tokens.index(thoughts.closing[0])
     assert found.tokens[start : start + len(thoughts.closing)] == thoughts.closing
@@ -446,24 +442,24 @@ def test_the_budget_of_thoughts(large_backend: LlamaBackend, thoughts: Thinking,
     assert 1 <= json.loads(found.text.partition(END)[2])["rating"] <= 5
 
 
-def test_a_free_answer_follows_the_thoughts(large_backend: LlamaBackend, thoughts: Thinking) -> None:
-    found = run(large_backend, thinking_request("f", None, thoughts, max_tokens=80))
+def test_a_free_answer_follows_the_thoughts(backend: LlamaBackend, thoughts: Thinking) -> None:
+    found = run(backend, thinking_request("f", None, thoughts, max_tokens=80))
     _, _, answer = found.text.partition("Enough." + END)
     assert answer
     free = thinking_request("f", None, msgspec.structs.replace(thoughts, budget=None), max_tokens=80)
     plain = msgspec.structs.replace(free, constraint=None)
-    assert run(large_backend, free).tokens == run(large_backend, plain).tokens
+    assert run(backend, free).tokens == run(backend, plain).tokens
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=1.5)])
 @pytest.mark.parametrize(("grammar", "length"), [(OBJECT, 300), (None, 75)])
 def test_thoughts_are_resumed(
-    large_backend: LlamaBackend, thoughts: Thinking, sampling: Sampling, grammar: str | None, length: int
+    backend: LlamaBackend, thoughts: Thinking, sampling: Sampling, grammar: str | None, length: int
 ) -> None:
     one = thinking_request("resume", grammar, thoughts, sampling=sampling, max_tokens=length)
-    whole = run(large_backend, one)
+    whole = run(backend, one)
     for end in range(0, min(len(whole.tokens), 60), 5):
-        assert whole.tokens[:end] + run(large_backend, one, output=whole.tokens[:end]).tokens == whole.tokens
+        assert whole.tokens[:end] + run(backend, one, output=whole.tokens[:end]).tokens == whole.tokens
 
 
 def thinking_output(words: ModelTokens, grammar: str | None = DIGIT, **parts: object) -> ConstrainedOutput:
@@ -539,10 +535,9 @@ def test_thoughts_that_cannot_be_enforced_fail(words: ModelTokens, thoughts: Thi
         thinking_output(words, thinking=thoughts)
 
 
-def test_a_list_that_needs_more_items_than_differ_fails(large_backend: LlamaBackend) -> None:
+def test_a_list_that_needs_more_items_than_differ_fails(backend: LlamaBackend) -> None:
     schema = {"type": "array", "items": SWITCH, "uniqueItems": True, "minItems": 13}
     found = run(
-        large_backend,
-        constrained_request("unique", schema_to_lark(schema), Sampling(seed=1, temperature=1.5)),
+        backend, constrained_request("unique", schema_to_lark(schema), Sampling(seed=1, temperature=1.5))
     )
     assert found.finish.reason is FinishReason.ERROR

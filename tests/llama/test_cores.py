@@ -85,10 +85,10 @@ _END = "backend.close()"
 
 
 def affinities(program: str, model: Path, threads: int, threads_batch: int) -> tuple[list[list[int]], list]:
-    return msgspec.json.decode(printed(program, model, threads, threads_batch))
+    return msgspec.json.decode(run_program(program, model, threads, threads_batch))
 
 
-def printed(program: str, model: Path, threads: int, threads_batch: int) -> bytes:
+def run_program(program: str, model: Path, threads: int, threads_batch: int) -> bytes:
     draft_model = str(model) if program is _DRAFTING else None
     arguments = msgspec.json.encode([str(model), draft_model, threads, threads_batch]).decode()
     command = [sys.executable, "-c", _BEGIN + program + _END, arguments]
@@ -107,7 +107,7 @@ def test_fewer_or_more_threads_are_left_to_the_kernel(tiny: Path) -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no fewer")
 def test_fewer_threads_compute_where_the_kernel_puts_them_and_all_have_cores_again(tiny: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
-    output = printed(_FEWER, tiny, len(cores), len(cores))
+    output = run_program(_FEWER, tiny, len(cores), len(cores))
     rounds, idle_s, caller = msgspec.json.decode(
         output, type=tuple[list[tuple[int, list[list[int]], bool, int]], float, list[int]]
     )

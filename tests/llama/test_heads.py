@@ -14,7 +14,7 @@ import pytest
 from random_model.architectures import HEADS, VOCAB
 from random_model.heads import arrange, spoil
 
-from openai_cpu_server.contract.messages import CancelRequest, EngineOptions, TokenEvent
+from openai_cpu_server.contract.messages import CancelRequest, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Close, Drafted, Open, ShareCells, Span, Step
 from openai_cpu_server.errors import StartupError
@@ -24,11 +24,12 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.kv_size import HostMemory, KVType, planned_drafts
 from tests.adapters import adapter, make_adapter
 from tests.engine.driver import Engine
-from tests.fakes import SPECULATION
 from tests.llama.driver import (
+    ALWAYS,
     GREEDY,
+    OFF,
     answers,
-    execute_verbs,
+    execute,
     feed,
     generate,
     loaded,
@@ -41,7 +42,6 @@ from tests.llama.odd_models import header_only, rewritten
 from tests.structured.making import gbnf_to_lark
 from tests.tiny_model import make_model, tiny_model_path
 
-OFF, ALWAYS = (EngineOptions(model_path="", **SPECULATION[kind]) for kind in ("off", "always"))
 TEXT = tuple(3 + (7 * i * i + 3 * i) % (VOCAB - 10) for i in range(400))
 MODEL_OF = {"tiny-gemma4-assistant": "tiny-gemma4"}
 ONE_OF_EACH = ("tiny-qwen35-head", "tiny-step35-heads", "tiny-gemma4-assistant")
@@ -106,12 +106,12 @@ def test_a_draft_behind_shared_cells_and_known_tokens(backend: LlamaBackend) -> 
     text = list(TEXT[:60])
     with open_slot(backend, 0, text):
         feed(backend, 0, 0, text[:59])
-        execute_verbs(backend, Open(1, GREEDY, tuple(text)), ShareCells(0, 1, 59))
+        execute(backend, Open(1, GREEDY, tuple(text)), ShareCells(0, 1, 59))
         assert draft(backend, 1, text) == draft(backend, 0, text) == draft_after_reading_all(backend, text)
         longer = [*text, *TEXT[200:202]]
         assert len(draft(backend, 1, longer, new=3)) <= 3
         assert draft(backend, 1, [*longer, *TEXT[:9]], new=12) == []
-        execute_verbs(backend, Close(1))
+        execute(backend, Close(1))
 
 
 def write_predictable_model(path: Path, share: int) -> Path:
@@ -316,7 +316,7 @@ def test_a_constraint_masks_the_drafts_of_a_head(backend: LlamaBackend) -> None:
         computed, num_tried = len(text) + found.num_accepted, num_tried + found.num_thought
         for sample in (result.samples[0], *result.further.get(0, ())):
             text += [sample.token, *sample.forced]
-    execute_verbs(backend, Close(0))
+    execute(backend, Close(0))
     assert num_tried > 8
 
 
@@ -337,10 +337,10 @@ def random_requests(number: int) -> list[GenerationRequest]:
     return requests
 
 
-def restarted(engine: Engine, requests: Sequence[GenerationRequest]) -> Engine:
+def restart(engine: Engine, requests: Sequence[GenerationRequest]) -> Engine:
     """Return a new engine that resumes the unfinished requests with their output so far."""
-    replayed = Engine(ALWAYS, engine.backend)
-    replayed.events = list(engine.events)
+    new_engine = Engine(ALWAYS, engine.backend)
+    new_engine.events = list(engine.events)
     finished = {event.id for event in engine.events if event.finish}
     unfinished = [one for one in requests if one.id not in finished]
     for one in unfinished:
@@ -349,8 +349,8 @@ def restarted(engine: Engine, requests: Sequence[GenerationRequest]) -> Engine:
     engine.core._scheduler.clear_cache()
     engine.run()
     for one in unfinished:
-        replayed.submit(one, told=replayed.told(one.id))
-    return replayed
+        new_engine.submit(one, told=new_engine.told(one.id))
+    return new_engine
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -363,7 +363,7 @@ def test_answers_over_random_schedules(backend: LlamaBackend, number: int) -> No
         if waiting and (draw.random() < 0.2 or not engine.core.has_work):
             engine.submit(waiting.pop())
         if draw.random() < 0.04:
-            engine = restarted(engine, [one for one in requests if one not in waiting])
+            engine = restart(engine, [one for one in requests if one not in waiting])
         is_interrupted = draw.random() < 0.3
         context = backend._loaded.context
         with (

@@ -346,9 +346,7 @@ def test_a_projector_that_does_not_fit_the_model_is_refused_at_start(
     ],
     ids=["nan", "inf", "huge", "silent"],
 )
-def test_a_sound_of_strange_samples_does_not_harm_other_requests(
-    engine: MediaEngine, samples: object, why: str
-) -> None:
+def test_strange_samples_do_not_harm_other_requests(engine: MediaEngine, samples: object, why: str) -> None:
     strange = Sound.of(np.asarray(samples, "<f4").tobytes())
     name = f"strange {strange.digest}"
     engine.submit_parts(name, BEFORE, strange, BEHIND)
@@ -418,9 +416,7 @@ SIDES = np.stack([tone(0.5, rate=44_100), tone(0.5, 660, rate=44_100)], axis=1)
     ],
     ids=["wav", "8 kHz", "48 kHz", "stereo floats", "beyond 1", "flac", "mp3"],
 )
-def test_files_are_decoded_as_llama_cpp_decodes_them(
-    helper: Callable[[bytes], npt.NDArray[np.float32]], data: bytes
-) -> None:
+def test_decoding_equals_llama_cpps(helper: Callable[[bytes], npt.NDArray[np.float32]], data: bytes) -> None:
     """llama.cpp's helper may append a zero to the samples."""
     theirs, ours = helper(data), decoded_samples(data)
     assert 0 <= len(theirs) - len(ours) <= 1

@@ -36,15 +36,15 @@ from tests.llama.driver import (
     GREEDY,
     Logprobs,
     assert_close,
+    execute,
     execute_and_interrupt,
-    execute_verbs,
     feed,
     generate,
     loaded,
     logprobs,
     make_request,
     open_slot,
-    prefilled_slot,
+    prefill,
     small_options,
 )
 from tests.llama.odd_models import gemma3
@@ -88,30 +88,30 @@ def served(architecture: Architecture) -> Iterator[ServedModel]:
 
 
 def assert_computed(backend: LlamaBackend, text: Sequence[int], found: Logprobs) -> None:
-    with prefilled_slot(backend, 3, text[:-1]):
+    with prefill(backend, 3, text[:-1]):
         assert_close(found, logprobs(backend, 3, len(text) - 1, text[-1:]), TIE)
 
 
 def test_a_prefix_is_shared_saved_and_restored(served: ServedModel) -> None:
     backend = served.backend
     text = TEXT[:150] + OTHER[:20]
-    with prefilled_slot(backend, 0, text[:150], text[150:169]):
+    with prefill(backend, 0, text[:150], text[150:169]):
         expected = logprobs(backend, 0, 169, text[169:])
-    with prefilled_slot(backend, 0, OTHER[:30]), prefilled_slot(backend, 4, TEXT[:64], TEXT[64:150]):
-        execute_verbs(backend, *save_verbs(backend, 4, 150))
+    with prefill(backend, 0, OTHER[:30]), prefill(backend, 4, TEXT[:64], TEXT[64:150]):
+        execute(backend, *save_verbs(backend, 4, 150))
         feed(backend, 4, 150, TEXT[150:250])
-        with prefilled_slot(backend, 1, OTHER[:128], OTHER[128:256]):
-            with prefilled_slot(backend, 2):
-                execute_verbs(backend, ShareCells(4, 2, 150), *restore_state_verbs(backend, 2, 150))
+        with prefill(backend, 1, OTHER[:128], OTHER[128:256]):
+            with prefill(backend, 2):
+                execute(backend, ShareCells(4, 2, 150), *restore_state_verbs(backend, 2, 150))
                 feed(backend, 2, 150, text[150:169])
                 assert_close(logprobs(backend, 2, 169, text[169:]), expected, TIE)
-            with prefilled_slot(backend, 3):
-                execute_verbs(backend, Restore(1, 3, 0, 64), Restore(2, 3, 64, 128), Restore(3, 3, 128, 150))
-                execute_verbs(backend, *restore_state_verbs(backend, 3, 150))
+            with prefill(backend, 3):
+                execute(backend, Restore(1, 3, 0, 64), Restore(2, 3, 64, 128), Restore(3, 3, 128, 150))
+                execute(backend, *restore_state_verbs(backend, 3, 150))
                 feed(backend, 3, 150, text[150:169])
                 assert_close(logprobs(backend, 3, 169, text[169:]), expected, TIE)
     numbers = (1, 2, 3, 4) if backend.info.state_bytes else (1, 2, 3)
-    execute_verbs(backend, *map(Drop, numbers))
+    execute(backend, *map(Drop, numbers))
 
 
 def save_verbs(backend: LlamaBackend, slot: int, end: int) -> list[Save | SaveState]:
@@ -127,11 +127,7 @@ def restore_state_verbs(backend: LlamaBackend, slot: int, end: int) -> tuple[Res
 def test_an_interrupted_step_leaves_no_trace(served: ServedModel) -> None:
     backend = served.backend
     texts = TEXT[:256], OTHER[:41], OTHER[:80]
-    with (
-        prefilled_slot(backend, 0, TEXT[:100]),
-        prefilled_slot(backend, 1, OTHER[:40]),
-        prefilled_slot(backend, 2),
-    ):
+    with prefill(backend, 0, TEXT[:100]), prefill(backend, 1, OTHER[:40]), prefill(backend, 2):
         starts = (100, 40, 0)
         draft = () if backend.info.max_draft == 0 else (7,)
         spans = (Span(n, start, texts[n][start:], True, draft=draft) for n, start in enumerate(starts))
@@ -151,9 +147,7 @@ def test_sequences_outside_an_interrupted_step_keep_their_state(served: ServedMo
     with ExitStack() as slots:
         closed_slots = ExitStack()
         for slot in range(6):
-            (closed_slots if slot in (1, 3) else slots).enter_context(
-                prefilled_slot(backend, slot, texts[slot])
-            )
+            (closed_slots if slot in (1, 3) else slots).enter_context(prefill(backend, slot, texts[slot]))
         closed_slots.close()
         more = {0: OTHER[:1], 2: OTHER[:128], 5: OTHER[:60]}
         step = Step(spans=tuple(Span(slot, 60, tokens, True) for slot, tokens in more.items()))
@@ -164,7 +158,7 @@ def test_sequences_outside_an_interrupted_step_keep_their_state(served: ServedMo
     for slot, sample in result.samples.items():
         found[slot] = sample.logprob.top
     for slot, tokens in {**more, 4: OTHER[:20]}.items():
-        with prefilled_slot(backend, 1, texts[slot]):
+        with prefill(backend, 1, texts[slot]):
             assert_close(found[slot], logprobs(backend, 1, 60, tokens), TIE)
 
 
@@ -187,7 +181,7 @@ def test_wrong_drafts_leave_no_trace_in_steps_of_several_sequences(served: Serve
     found = []
     with ExitStack() as stack:
         for slot in (1, 0, 2):  # so that the first one's state lies between those of the others
-            stack.enter_context(prefilled_slot(backend, slot, texts[slot][:-1]))
+            stack.enter_context(prefill(backend, slot, texts[slot][:-1]))
         for drafts in lengths * 2:
             spans = [
                 Span(slot, len(text) - 1, (text[-1],), True, draft=wrong[: min(int(length), most)])
@@ -307,9 +301,7 @@ def assert_same(backend: LlamaBackend, one: GenerationRequest, found: Sequence[i
         if mine != right:
             text = (*one.tokens, *expected[:at])
             num_held = (len(text) - 2) // 128 * 128 or len(text) - 1
-            with prefilled_slot(
-                backend, 5, *(text[i : min(i + 128, num_held)] for i in range(0, num_held, 128))
-            ):
+            with prefill(backend, 5, *(text[i : min(i + 128, num_held)] for i in range(0, num_held, 128))):
                 top = dict(logprobs(backend, 5, num_held, text[num_held:]))
             assert abs(top[mine] - top[right]) < TIE, f"token {at}: {mine} instead of {right}"
             return
@@ -340,49 +332,44 @@ def next_logprobs(backend: LlamaBackend, slot: int, start: int) -> tuple[Logprob
 
 
 def test_sharing_takes_no_cells(tight: LlamaBackend) -> None:
-    with prefilled_slot(tight, 0, TEXT[:200]), ExitStack() as slots:
+    with prefill(tight, 0, TEXT[:200]), ExitStack() as slots:
         for slot in range(1, 6):
-            slots.enter_context(prefilled_slot(tight, slot))
-            execute_verbs(tight, ShareCells(0, slot, 200))
+            slots.enter_context(prefill(tight, slot))
+            execute(tight, ShareCells(0, slot, 200))
         feed(tight, 5, 200, OTHER[:56])
 
 
 def test_closing_the_source_leaves_the_sharers_intact(tight: LlamaBackend) -> None:
-    with prefilled_slot(tight, 0, TEXT[:100]):
+    with prefill(tight, 0, TEXT[:100]):
         expected = logprobs(tight, 0, 100, TEXT[100:110])
     with open_slot(tight, 0, TEXT[:100]):
         feed(tight, 0, 0, TEXT[:100])
         tight.execute(Step(verbs=(Open(1, GREEDY, TEXT, (), tight.info.vocab_size), ShareCells(0, 1, 100))))
         feed(tight, 0, 100, OTHER[:100])
-    with prefilled_slot(tight, 2, OTHER[:140]):
+    with prefill(tight, 2, OTHER[:140]):
         found = logprobs(tight, 1, 100, TEXT[100:110])
-    execute_verbs(tight, Close(1))
+    execute(tight, Close(1))
     assert_close(found, expected)
 
 
 def test_a_restored_prefix_gives_identical_logits(pool: LlamaBackend) -> None:
-    with prefilled_slot(pool, 0, *CHUNKS), prefilled_slot(pool, 1), prefilled_slot(pool, 2):
-        execute_verbs(pool, ShareCells(0, 1, 128), ShareCells(0, 2, 64))
-        execute_verbs(pool, Save(1, 0, 64, block=1), Save(0, 64, 128, block=2))
+    with prefill(pool, 0, *CHUNKS), prefill(pool, 1), prefill(pool, 2):
+        execute(pool, ShareCells(0, 1, 128), ShareCells(0, 2, 64))
+        execute(pool, Save(1, 0, 64, block=1), Save(0, 64, 128, block=2))
         expected = next_logprobs(pool, 0, 128)
-    with prefilled_slot(pool, 2, OTHER[:130]):
+    with prefill(pool, 2, OTHER[:130]):
         pass  # the freed cells hold other tokens now
-    with prefilled_slot(pool, 0):
-        execute_verbs(pool, Restore(1, 0, 0, 64), Restore(2, 0, 64, 128))
+    with prefill(pool, 0):
+        execute(pool, Restore(1, 0, 0, 64), Restore(2, 0, 64, 128))
         assert next_logprobs(pool, 0, 128) == expected
-    with (
-        prefilled_slot(pool, 5, OTHER[:50]),
-        prefilled_slot(pool, 2),
-        prefilled_slot(pool, 4, *CHUNKS[:2]),
-        prefilled_slot(pool, 1),
-    ):
-        execute_verbs(
+    with prefill(pool, 5, OTHER[:50]), prefill(pool, 2), prefill(pool, 4, *CHUNKS[:2]), prefill(pool, 1):
+        execute(
             pool, Restore(1, 2, 0, 64), Restore(2, 2, 64, 128), ShareCells(4, 1, 64), Restore(2, 1, 64, 128)
         )
         for slot in (1, 2):
             for some, others in zip(next_logprobs(pool, slot, 128), expected, strict=True):
                 assert_close(some, others)
-    execute_verbs(pool, Drop(1), Drop(2))
+    execute(pool, Drop(1), Drop(2))
 
 
 @pytest.mark.parametrize(
@@ -399,14 +386,14 @@ def test_a_part_of_a_block_gives_identical_logits(
     pool: LlamaBackend, num_saved: int, num_restored: int
 ) -> None:
     text, rest = TEXT[64 : 64 + num_restored], TEXT[64 + num_restored : 128]
-    with prefilled_slot(pool, 0, TEXT[:64], text):
+    with prefill(pool, 0, TEXT[:64], text):
         expected = next_logprobs(pool, 0, 64 + num_restored)
-    with prefilled_slot(pool, 0, TEXT[:64], text, rest):
-        execute_verbs(pool, Save(0, 0, 64, block=1), Save(0, 64, 64 + num_saved, block=2))
-    with prefilled_slot(pool, 2):
-        execute_verbs(pool, Restore(1, 2, 0, 64), Restore(2, 2, 64, 64 + num_restored))
+    with prefill(pool, 0, TEXT[:64], text, rest):
+        execute(pool, Save(0, 0, 64, block=1), Save(0, 64, 64 + num_saved, block=2))
+    with prefill(pool, 2):
+        execute(pool, Restore(1, 2, 0, 64), Restore(2, 2, 64, 64 + num_restored))
         assert next_logprobs(pool, 2, 64 + num_restored) == expected
-    execute_verbs(pool, Drop(1), Drop(2))
+    execute(pool, Drop(1), Drop(2))
 
 
 @pytest.mark.parametrize(
@@ -414,27 +401,25 @@ def test_a_part_of_a_block_gives_identical_logits(
 )
 def test_restoring_takes_cells_in_whole_parts_of_sixteen(tight: LlamaBackend, num_restored: int) -> None:
     needed = -(-num_restored // 16) * 16
-    with prefilled_slot(tight, 0, TEXT[:num_restored]):
+    with prefill(tight, 0, TEXT[:num_restored]):
         expected = logprobs(tight, 0, num_restored, TEXT[num_restored : num_restored + 1])
-    with prefilled_slot(
-        tight, 0, *(chunk for chunk in (TEXT[:num_restored], TEXT[num_restored:64]) if chunk)
-    ):
-        execute_verbs(tight, Save(0, 0, 64, block=1))
-    with filled(tight, 256 - needed), prefilled_slot(tight, 0):
-        execute_verbs(tight, Restore(1, 0, 0, num_restored))
+    with prefill(tight, 0, *(chunk for chunk in (TEXT[:num_restored], TEXT[num_restored:64]) if chunk)):
+        execute(tight, Save(0, 0, 64, block=1))
+    with fill_pool(tight, 256 - needed), prefill(tight, 0):
+        execute(tight, Restore(1, 0, 0, num_restored))
         if num_restored < needed:
             assert_close(logprobs(tight, 0, num_restored, TEXT[num_restored : num_restored + 1]), expected)
     with (
-        filled(tight, 257 - needed),
-        prefilled_slot(tight, 0),
+        fill_pool(tight, 257 - needed),
+        prefill(tight, 0),
         pytest.raises(DecodeFailed, match="Restored 0 of"),
     ):
-        execute_verbs(tight, Restore(1, 0, 0, num_restored))
-    execute_verbs(tight, Drop(1))
+        execute(tight, Restore(1, 0, 0, num_restored))
+    execute(tight, Drop(1))
 
 
 @contextmanager
-def filled(backend: LlamaBackend, cells: int) -> Iterator[None]:
+def fill_pool(backend: LlamaBackend, cells: int) -> Iterator[None]:
     """Fill `cells` of the 256 cells by slot 1, and scatter the free ones between them."""
     free = 256 - cells
     with open_slot(backend, 1, OTHER):
@@ -451,17 +436,17 @@ def test_cells_are_saved_whole_however_narrow_the_window_is(tmp_path: Path, wind
     """llama.cpp leaves out what a window hides from the last cell that it saves together."""
     path = gemma3(tmp_path / "narrow.gguf", window=window)
     with loaded(path, kv_type="f32", threads=1) as backend:
-        with prefilled_slot(backend, 0, TEXT[:64], TEXT[64:100], TEXT[100:120]):
-            execute_verbs(backend, Save(0, 0, 64, block=1), Save(0, 64, 90, block=2))
+        with prefill(backend, 0, TEXT[:64], TEXT[64:100], TEXT[100:120]):
+            execute(backend, Save(0, 0, 64, block=1), Save(0, 64, 90, block=2))
         for end in (90, 70, 61):
-            with prefilled_slot(backend, 1):
-                execute_verbs(backend, Restore(1, 1, 0, min(64, end)))
+            with prefill(backend, 1):
+                execute(backend, Restore(1, 1, 0, min(64, end)))
                 if end > 64:
-                    execute_verbs(backend, Restore(2, 1, 64, end))
+                    execute(backend, Restore(2, 1, 64, end))
                 found = logprobs(backend, 1, end, TEXT[end:100])
-            with prefilled_slot(backend, 2, TEXT[:end]):
+            with prefill(backend, 2, TEXT[:end]):
                 assert_close(found, logprobs(backend, 2, end, TEXT[end:100]))
-        execute_verbs(backend, Drop(1), Drop(2))
+        execute(backend, Drop(1), Drop(2))
 
 
 def test_verbs_of_an_interrupted_step_are_done(backend: LlamaBackend) -> None:
@@ -472,13 +457,13 @@ def test_verbs_of_an_interrupted_step_are_done(backend: LlamaBackend) -> None:
         Open(2, GREEDY, TEXT, (), backend.info.vocab_size),
         Restore(1, 2, 0, 64),
     )
-    with prefilled_slot(backend, 0, *CHUNKS):
+    with prefill(backend, 0, *CHUNKS):
         long = Span(1, 64, OTHER * 4, True)
         result = execute_and_interrupt(backend, Step(verbs=verbs, spans=(long,), padding=16))
         assert result == StepResult(interrupted=True, verbs_ms=result.verbs_ms)
         found = [logprobs(backend, slot, 64, TEXT[64:80]) for slot in (1, 2)]
-    execute_verbs(backend, Close(1), Close(2), Drop(1))
-    with prefilled_slot(backend, 0, *CHUNKS[:2]):
+    execute(backend, Close(1), Close(2), Drop(1))
+    with prefill(backend, 0, *CHUNKS[:2]):
         expected = logprobs(backend, 0, 64, TEXT[64:80])
     for some in found:
         assert_close(some, expected)
@@ -512,8 +497,8 @@ INVALID = {
 
 @pytest.mark.parametrize("wrong", INVALID.values(), ids=INVALID)
 def test_verbs_and_steps_that_no_scheduler_may_send(tight: LlamaBackend, wrong: Verb | Step) -> None:
-    with prefilled_slot(tight, 0, TEXT[:64]), prefilled_slot(tight, 1), prefilled_slot(tight, 2, OTHER[:5]):
-        execute_verbs(tight, Save(0, 0, 64, block=7))
+    with prefill(tight, 0, TEXT[:64]), prefill(tight, 1), prefill(tight, 2, OTHER[:5]):
+        execute(tight, Save(0, 0, 64, block=7))
         with pytest.raises(AssertionError):
             tight.execute(wrong if isinstance(wrong, Step) else Step(verbs=(wrong,)))
-    execute_verbs(tight, Drop(7))
+    execute(tight, Drop(7))

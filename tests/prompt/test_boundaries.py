@@ -26,8 +26,8 @@ from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import switch, template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.prompt.test_conversation import call_message, message
-from tests.prompt.test_literals import DEMO, TEMPLATES, TOOL, UNUSABLE, controls, open_vocabulary, prompts
+from tests.prompt.test_conversation import NAMES, call_message, message
+from tests.prompt.test_literals import DEMO, TOOL, UNUSABLE, controls, open_vocabulary, prompts
 from tests.prompt.test_reasoning_templates import template
 from tests.tiny_model import tiny_model_path
 
@@ -78,7 +78,7 @@ def try_prompt(
         return None
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", NAMES)
 def test_each_boundary_is_the_last_control_token_before_a_difference(name: str) -> None:
     """Every diverging conversation has one, unless the template refuses it."""
     tokenizer = FakeTokenizer(control=controls(name), adds_bos=False)
@@ -101,7 +101,7 @@ def test_each_boundary_is_the_last_control_token_before_a_difference(name: str) 
 
 
 CHATML = [
-    name for name in TEMPLATES if "<|im_start|>" in controls(name) and "<|im_middle|>" not in controls(name)
+    name for name in NAMES if "<|im_start|>" in controls(name) and "<|im_middle|>" not in controls(name)
 ]
 PIECES = ["a", "the ", " ", "\n", "\n\n", "é", "<|im_end|>", "<|", ".", "1"]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
@@ -118,13 +118,17 @@ def test_real_tokens_agree_up_to_a_boundary(
     real, compiled = open_vocabulary(path), template(name)
     names, reasoning = ControlNames(control_tokens(real)), template_reasoning(compiled)
     chat_prompts = ChatPrompts(compiled, real, format_for(compiled), names, reasoning)
-    system, who, me, what, so, zoe = texts
+    system, question, reply, last_question, last_reply, other_question = texts
     head = [message("system", system)] * has_system
-    messages = [*head, message("user", who), message("assistant", me), message("user", what)]
-    whole, last = try_prompt(chat_prompts, messages), message("user", zoe)
+    messages = [*head, message("user", question), message("assistant", reply), message("user", last_question)]
+    whole, last = try_prompt(chat_prompts, messages), message("user", other_question)
     if whole is None:
         return  # the template requires tools
-    conversations = [[*head, last], [*messages[:-1], last], [*messages, message("assistant", so), last]]
+    conversations = [
+        [*head, last],
+        [*messages[:-1], last],
+        [*messages, message("assistant", last_reply), last],
+    ]
     other_prompts = [try_prompt(chat_prompts, other) for other in conversations]
     assert 2 <= len(whole.boundaries) <= 3
     for boundary, other in zip((whole.boundaries[0], *whole.boundaries[-2:]), other_prompts, strict=True):

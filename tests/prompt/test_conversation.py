@@ -116,12 +116,7 @@ def adapt(
 
 
 ALTERNATING = [
-    message("assistant", "a"),
-    USER,
-    USER,
-    message("assistant", "b"),
-    message("assistant", "c"),
-    USER,
+    *(message("assistant", "a"), USER, USER, message("assistant", "b"), message("assistant", "c"), USER),
 ]
 LOOK = {**call_message("x", "y", content="Look:"), "reasoning_content": "Hm."}
 ONE, TWO = result("x", "1"), result("y", "2")

@@ -29,10 +29,10 @@ from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import template_reasoning
 from openai_cpu_server.prompt.tool_formats import format_for
 from tests.api.fake_tokenizer import FakeTokenizer
+from tests.prompt.test_conversation import NAMES
 from tests.prompt.test_reasoning_templates import FOLDER, template
 
 DEMO = Path(__file__).parents[2] / "model_assets" / "demo.gguf"
-TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
 UNUSABLE = ("fireworks-ai-llama-3-firefunction-v2",)
 """Templates that require variables of their own."""
 MARK = re.compile(r"<\|[\w ]+\|?>|<[\w/|]+\|>|\[/?[A-Z_]+\]|</?s>|<(?:start|end)_[\w]+>|<｜[^｜<>]+｜>")
@@ -79,7 +79,7 @@ def prompts(name: str, tokenizer: FakeTokenizer) -> ChatPrompts:
     return ChatPrompts(compiled, tokenizer, format_for(compiled), names, template_reasoning(compiled))
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", NAMES)
 def test_control_tokens_in_contents_are_text_in_all_templates(name: str) -> None:
     marks, num_tried = controls(name), 0
     tokenizer = FakeTokenizer(control=marks)

@@ -63,11 +63,8 @@ TAGS = {"type": "array", "items": {"type": "object"}}
 TOOLS = [tool("weather", city={"type": "string"}, days={"type": "integer"}, tags=TAGS), tool("now")]
 CITY = {"city": "Rome & <b>", "days": 3, "tags": [{"a": "it's", "b": [True, 1.5]}]}
 CALLS = [("weather", CITY), ("now", {})]
-SYSTEM, QUESTION, NEXT_QUESTION = (
-    message("system", "needle-s"),
-    message("user", "needle-q"),
-    message("user", "needle-u"),
-)
+SYSTEM = message("system", "needle-s")
+QUESTION, FOLLOW_UP = message("user", "needle-q"), message("user", "needle-u")
 ONE, TWO = result("000000000", "needle-r0"), result("000000001", "needle-r1")
 
 
@@ -79,34 +76,21 @@ def call_message(number: int, **fields: object) -> Json:
     return message("assistant", "", tool_calls=calls, **fields)
 
 
-CALL_WITH_THOUGHTS, ANSWER_WITH_THOUGHTS = (
-    call_message(1, reasoning_content="needle-t"),
-    message("assistant", "needle-a", reasoning_content="needle-o"),
-)
+CALL_WITH_THOUGHTS = call_message(1, reasoning_content="needle-t")
+ANSWER_WITH_THOUGHTS = message("assistant", "needle-a", reasoning_content="needle-o")
 ANSWER = message("assistant", "needle-a")
+TURNS = [QUESTION, call_message(2), ONE, TWO, ANSWER, FOLLOW_UP]
 CONVERSATIONS: dict[str, tuple[Sequence[Message], Sequence[Json], Json]] = {
     "a system message": ([SYSTEM, QUESTION], [], {}),
-    "several turns": ([SYSTEM, QUESTION, ANSWER, NEXT_QUESTION], [], {}),
+    "several turns": ([SYSTEM, QUESTION, ANSWER, FOLLOW_UP], [], {}),
     "definitions of tools": ([SYSTEM, QUESTION], TOOLS, {}),
     "one call": ([SYSTEM, QUESTION, call_message(1), ONE], TOOLS, {}),
     "two parallel calls": ([QUESTION, call_message(2), ONE, TWO], TOOLS, {}),
-    "results and another question": (
-        [SYSTEM, QUESTION, call_message(2), ONE, TWO, ANSWER, NEXT_QUESTION],
-        TOOLS,
-        {},
-    ),
-    "thoughts": ([QUESTION, CALL_WITH_THOUGHTS, ONE, ANSWER_WITH_THOUGHTS, NEXT_QUESTION], TOOLS, {}),
+    "results and another question": ([SYSTEM, *TURNS], TOOLS, {}),
+    "thoughts": ([QUESTION, CALL_WITH_THOUGHTS, ONE, ANSWER_WITH_THOUGHTS, FOLLOW_UP], TOOLS, {}),
     "a call is required": ([SYSTEM, QUESTION], TOOLS, {"tool_choice": "required"}),
-    "no system message": ([QUESTION, ANSWER, NEXT_QUESTION], [], {}),
-    "a long one": (
-        [
-            SYSTEM,
-            *[QUESTION, call_message(2), ONE, TWO, ANSWER, NEXT_QUESTION, ANSWER] * 12,
-            NEXT_QUESTION,
-        ],
-        TOOLS,
-        {},
-    ),
+    "no system message": ([QUESTION, ANSWER, FOLLOW_UP], [], {}),
+    "a long one": ([SYSTEM, *[*TURNS, ANSWER] * 12, FOLLOW_UP], TOOLS, {}),
 }
 
 
@@ -146,7 +130,7 @@ class ShippedTemplate:
         if calls == "template" and shape is not None and shape.one_by_one:
             calls = "one by one"
         now = self.rendered([QUESTION, CALL_WITH_THOUGHTS, ONE], TOOLS, **thinking_variables(self))
-        later = self.rendered([QUESTION, ANSWER_WITH_THOUGHTS, NEXT_QUESTION], **thinking_variables(self))
+        later = self.rendered([QUESTION, ANSWER_WITH_THOUGHTS, FOLLOW_UP], **thinking_variables(self))
         shown = {"calls": "needle-t" in now, "earlier": "needle-o" in later}
         thoughts = [kind for kind, is_shown in shown.items() if is_shown]
         pair = self.rendered([QUESTION, call_message(2), ONE, TWO], TOOLS)
@@ -203,7 +187,7 @@ FORGETFUL = ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "deepseek-ai-DeepSeek-R
 
 
 @functools.cache
-def recorded() -> tuple[Facts, ...]:
+def recorded_facts() -> tuple[Facts, ...]:
     return tuple(Facts(*json.loads(line)) for line in RECORD.read_text("utf-8").splitlines())
 
 
@@ -215,7 +199,7 @@ def test_the_facts_of_every_template_are_recorded() -> None:
     assert "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in facts) == external_file(RECORD)
 
 
-@pytest.mark.parametrize("facts", recorded(), ids=lambda facts: facts.name)
+@pytest.mark.parametrize("facts", recorded_facts(), ids=lambda facts: facts.name)
 def test_recorded_calls_are_read_back_in_any_pieces(facts: Facts) -> None:
     assert facts.num_rendered == len(CONVERSATIONS) - (facts.name in FORGETFUL)
     rng = random.Random(5)
@@ -240,5 +224,5 @@ of the prompt as it was sent. [Tools](structured-output.md#tools) describes the 
 
 def test_the_manual_shows_the_templates() -> None:
     heads = ("Template", "Format", "Thoughts' marks", "Earlier calls", "Thoughts", "Conversations")
-    page = HEAD + table(heads, (facts.row for facts in recorded()))
+    page = HEAD + table(heads, (facts.row for facts in recorded_facts()))
     assert page == external_file(Path(__file__).parents[2] / "docs" / "templates.md", format=".txt")

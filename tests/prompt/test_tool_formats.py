@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +18,7 @@ from openai_cpu_server.prompt.tool_formats import (
     WrittenCall,
     format_for,
 )
+from tests.prompt.test_reasoning_templates import FOLDER
 
 
 def read(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
@@ -127,7 +127,7 @@ TRANSCRIPTS = {  # as each family's documentation and templates write two calls
 }
 
 
-def parsed(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
+def read_parsed(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
     content, calls = read(form, pieces)
     return content, [(name, json.loads(text)) for name, text in calls]
 
@@ -136,12 +136,12 @@ def parsed(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, object]]]
 def test_calls_and_content_before_them_are_read_in_any_pieces(form: str, text: str) -> None:
     """White space before calls is not content. Calls without a mark have no content before them."""
     rng = random.Random(5)
-    _, calls = parsed(form, [text])
+    _, calls = read_parsed(form, [text])
     assert [name for name, _ in calls] == ["weather", "now"][: 1 if form in SINGLE else 2]
     for content in ("",) if form in ("llama3", "pythonic", "harmony") else ("", "Let me  <see> [it]."):
         whole = (content and f"{content}\n \n") + text
         for pieces in ([whole], list(whole), *(cut(whole, rng) for _ in range(60))):
-            assert parsed(form, pieces) == (content, calls)
+            assert read_parsed(form, pieces) == (content, calls)
 
 
 WHOLE = ("demo", "mistral", "hermes", "llama3")
@@ -163,7 +163,7 @@ def test_every_format_reads_calls_as_its_family_and_the_server_write_them(form: 
         transcript = TRANSCRIPTS[form] if arguments["city"] == "Rome" else written
         assert "".join(written.split()) == "".join(transcript.split())
         for pieces in ([transcript], list(transcript)):
-            assert parsed(form, pieces) == ("", [(call.name, call.arguments) for call in both])
+            assert read_parsed(form, pieces) == ("", [(call.name, call.arguments) for call in both])
 
 
 @pytest.mark.parametrize("form", WHOLE)
@@ -219,8 +219,7 @@ def test_a_cut_call_is_recognised(text: str, is_cut: bool) -> None:
     assert reader.is_cut is is_cut
 
 
-TEMPLATES = Path(__file__).parent / "templates"
-RECORD = TEMPLATES.with_name("shipped_templates.txt")
+RECORD = FOLDER.with_name("shipped_templates.txt")
 TAUGHT = {
     **{name: form for name, form, *_ in map(json.loads, RECORD.read_text("utf-8").splitlines())},
     "llama-cpp-microsoft-Phi-4-mini-instruct": "phi4-tags",
@@ -236,10 +235,10 @@ TAUGHT = {
 
 
 def source(name: str) -> str:
-    return (TEMPLATES / f"{name}.jinja").read_text()
+    return (FOLDER / f"{name}.jinja").read_text()
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.jinja")))
 def test_a_real_template_shows_its_format_and_no_other(name: str) -> None:
     teaching = [form.name for form in TOOL_FORMATS.values() if form.recognises(source(name))]
     assert teaching == ([] if TAUGHT[name] == "generic" else [TAUGHT[name]])
