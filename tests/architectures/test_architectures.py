@@ -49,7 +49,7 @@ DIFFUSION = ["dream-dense", "llada-dense", "llada-moe-moe", "rnd1-moe"]
 NOT_INTERRUPTED = {"deepseek4-moe"}
 """The memory can only be copied whole, and a copy for each step would cost more than a discarded step."""
 NOT_COMPARED = {"cogvlm-dense"}
-"""llama.cpp returns the logits of a step's first rows, because its graph does not select others."""
+"""llama.cpp returns the logits of a step's first rows: its graph does not select the requested rows."""
 DRAFTING_FOR_THEMSELVES = {"qwen3tts-dense"}
 """Models whose vocabulary no other model has."""
 
@@ -169,7 +169,7 @@ def models() -> Path:
             generated = Path(partial) / "models"
             generated.mkdir()
             _generate(llama_cpp_in(unpacked_sources(Path(partial), print)), generated)
-            # Each of several processes generates all models, and uses the folder of the first.
+            # Concurrent processes each generate all models, and use the folder of the first.
             if not folder.is_dir():
                 generated.rename(folder)
     return folder

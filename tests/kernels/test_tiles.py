@@ -174,7 +174,7 @@ def test_the_number_of_rows_decides(library: KernelLibrary, graphs: GgmlGraphs, 
 def test_experts_with_many_rows_and_with_few(
     library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType
 ) -> None:
-    """The product of each expert equals that alone, by the kernel that its number of rows selects."""
+    """An expert's product equals its product alone, by the kernel that its number of rows selects."""
     random = np.random.default_rng(0)
     experts = np.concatenate(
         [choose_experts(random, tokens=90, slots=2, num_experts=3), np.full((3, 2), 4)]
@@ -263,7 +263,7 @@ def test_each_pair_of_matrices_in_a_batch(library: KernelLibrary, graphs: GgmlGr
 def test_a_long_prompt(
     library: KernelLibrary, graphs: GgmlGraphs, rows: int, outputs: int, depth: int
 ) -> None:
-    """More than one cut of rows, and of depth."""
+    """Rows and depth are cut more than once."""
     random = np.random.default_rng(0)
     check(
         library,

@@ -128,7 +128,7 @@ def assert_close(found: Logprobs, expected: Logprobs, tolerance: float = TOLERAN
 def repeated_interrupts(
     interrupt: Callable[[], None], context: OwnedContext, at_node: int = 1
 ) -> Iterator[None]:
-    """Call `interrupt` at a node of the graph and at each later one, from llama.cpp's abort callback.
+    """Call `interrupt` after a node of the graph and after each later one, from the abort callback.
 
     The context's own switch still decides whether to abort."""
     params = llama_cpp.llama_context_default_params()

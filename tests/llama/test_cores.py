@@ -19,7 +19,7 @@ _BEGIN = """
 import json, os, sys, threading
 from openai_cpu_server.kernels.library import put_in_front
 
-put_in_front()  # verifies the kernels here, so that threads of the check are not counted below
+put_in_front()  # verifies the kernels, so that its threads are not counted below
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Sampling

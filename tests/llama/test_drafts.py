@@ -238,7 +238,7 @@ def test_a_model_drafts_for_itself(sure: LlamaBackend, prompts: Prompts, interru
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=4, temperature=0.7)], ids=str)
 def test_a_draft_model_changes_no_answer(demo: LlamaBackend, prompts: Prompts, sampling: Sampling) -> None:
-    """Sums of quantised weights depend on the step, so either of two almost equally likely tokens may win."""
+    """The weights are quantised, so that either of two almost equally likely tokens may win."""
     requests = scored_requests(prompts, sampling)
     plain, with_drafts = answers(demo, OFF, *requests), answers(demo, ALWAYS, *requests)
     assert sum(drafts_of(event)[0] for event in with_drafts.values()) > 0

@@ -228,7 +228,7 @@ class _Reserved(NamedTuple):
 
 
 def _reserved(path: Path, step: StepSizes) -> _Reserved:
-    """Return the MiB that llama.cpp reports to reserve. It allocates only those of the states."""
+    """Return the MiB that llama.cpp reserves according to its log. It allocates those of states only."""
     with native_lines() as lines:
         params = llama_cpp.llama_model_default_params()
         params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE

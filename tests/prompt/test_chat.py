@@ -1,4 +1,4 @@
-"""From OpenAI's messages to those that templates expect, and to the prompt's text."""
+"""Conversion of OpenAI's messages to those that templates expect, and to the text of the prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains of definitions and of rules, through whatever can hold a schema or an expression.
+"""Chains of definitions and of rules, through every keyword or operator that can hold one.
 
 As a program, it compiles some of them in a thread with an ordinary stack, and writes a line for each.
 `test_chains.py` checks that it does not crash.

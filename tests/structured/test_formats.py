@@ -26,7 +26,7 @@ from tests.structured.oracle import Sampler, check_ours, compact
 pytestmark = pytest.mark.thorough
 
 Reader = Callable[[str], object]  # raises ValueError
-IS_OLD_PYTHON = sys.version_info < (3, 11)  # it reads few times with a zone
+IS_OLD_PYTHON = sys.version_info < (3, 11)  # an old Python reads few times with a zone
 
 
 def pydantic_reader(kind: Any) -> Reader:

@@ -10,7 +10,7 @@ from tests.structured.oracle import check_texts
 
 
 def rules(count, body, last, root="r0"):
-    """Chain rules: `body` is a format for the names of a rule and of the next one."""
+    """Make a chain of rules. `body` is a format for the names of a rule and of the next one."""
     lines = [body.format(f"r{i}", f"r{i + 1}") for i in range(count)]
     return "\n".join([f"root ::= {root}", *lines, f"r{count} ::= {last}"])
 
