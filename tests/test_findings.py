@@ -10,7 +10,7 @@ import pytest
 FINDINGS = {
     "D1 programs of clients that grow or backtrack": (
         "e2e/test_doubling.py::test_a_program_that_doubles_does_not_grow_the_server",
-        "structured/test_lark_reading.py::test_paths_that_double_end",
+        "structured/test_lark_reading.py::test_grammars_of_doubling_paths_end",
         "test_patterns.py::test_no_pattern_has_repeats_that_meet",
         "test_patterns.py::test_a_text_without_the_expected_call_is_read_to_its_end",
         "reader/test_documents.py::test_comments_without_html_are_text",

@@ -1,4 +1,4 @@
-"""Plain llama.cpp, in a process of its own: what a model answers greedily to prompts that come one by one.
+"""Plain llama.cpp in a process of its own: greedy answers of a model to one prompt after the other.
 
 `python -m tests.architectures.plain MODEL [PROJECTOR]` reads lines of `{"prompt": [token, ...],
 "length": n}`; in place of a token there may be a picture or a sound, as its width and its height or the
@@ -28,11 +28,11 @@ _CELLS = 1024
 class Answer(NamedTuple):
     tokens: list[int]
     logprobs: list[list[float]]
-    """Of the whole vocabulary, before each of the tokens."""
+    """Log-probabilities of the whole vocabulary, before each of the tokens."""
 
 
 class PlainLlama:
-    """The way to it. `with` ends the process."""
+    """Client of the process, which `with` ends."""
 
     def __init__(self, model: Path, projector: Path | None = None) -> None:
         self._process = subprocess.Popen(
@@ -49,16 +49,16 @@ class PlainLlama:
         self._process.communicate()
 
     def answer(self, prompt: Sequence[int | MediaItem], length: int) -> Answer:
-        """`length` tokens, whatever they are: those that end an answer are passed over."""
-        shown = [one if isinstance(one, int) else _written(one) for one in prompt]
-        self._process.stdin.write(json.dumps({"prompt": shown, "length": length}) + "\n")
+        """Return `length` greedy tokens, leaving out those that end an answer."""
+        parts = [part if isinstance(part, int) else _to_json(part) for part in prompt]
+        self._process.stdin.write(json.dumps({"prompt": parts, "length": length}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, f"plain llama.cpp ends with {self._process.wait()}"
         return Answer(*json.loads(line))
 
 
-def _written(item: MediaItem) -> tuple[Sequence[int], str]:
+def _to_json(item: MediaItem) -> tuple[Sequence[int], str]:
     size = [item.size.width, item.size.height] if isinstance(item, Picture) else [item.size.num_samples]
     return size, base64.b64encode(item.content).decode()
 
@@ -79,36 +79,36 @@ class _Plain:
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         vocabulary = llama_cpp.llama_model_get_vocab(self._model)
         self._size = llama_cpp.llama_vocab_n_tokens(vocabulary)
-        self._senses = None if projector is None else _Senses(projector, self._model, self._context)
+        self._media = None if projector is None else _Media(projector, self._model, self._context)
         self._ends = [t for t in range(self._size) if llama_cpp.llama_vocab_is_eog(vocabulary, t)]
 
     def answer(self, prompt: Sequence[Any], length: int) -> Answer:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         tokens, all_logprobs = [], []
-        for logprobs in self._followed(prompt, tokens, length):
+        for logprobs in self._logprobs(prompt, tokens, length):
             all_logprobs.append(np.round(logprobs, 3).tolist())
             logprobs[self._ends] = -np.inf
             tokens.append(int(logprobs.argmax()))
         return Answer(tokens, all_logprobs)
 
-    def _followed(
+    def _logprobs(
         self, prompt: Sequence[Any], tokens: list[int], length: int
     ) -> Iterator[npt.NDArray[np.float64]]:
-        end, read = 0, list[int]()
-        for one in prompt:
-            if isinstance(one, int):
-                read.append(one)
+        end, unread = 0, list[int]()
+        for part in prompt:
+            if isinstance(part, int):
+                unread.append(part)
                 continue
-            if read:
-                self._compute(read, end)
-            end, read = self._senses.take(one, end + len(read)), []
-        yield self._compute(read, end)
-        end += len(read)
+            if unread:
+                self._compute(unread, end)
+            end, unread = self._media.compute(part, end + len(unread)), []
+        yield self._compute(unread, end)
+        end += len(unread)
         while len(tokens) < length:
             yield self._compute(tokens[-1:], end + len(tokens) - 1)
 
     def _compute(self, tokens: Sequence[int], start: int) -> npt.NDArray[np.float64]:
-        """The log-probabilities behind the last of the tokens."""
+        """Return the log-probabilities after the last of the tokens."""
         batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
@@ -122,8 +122,8 @@ class _Plain:
         return logits - np.logaddexp.reduce(logits)
 
 
-class _Senses:
-    """libmtmd, by its helpers."""
+class _Media:
+    """Pictures and sounds, computed by the helpers of libmtmd."""
 
     def __init__(self, projector: str, model: object, context: object) -> None:
         self._mtmd = mtmd = mtmd_library()
@@ -134,8 +134,8 @@ class _Senses:
         self._handle = mtmd.mtmd_init_from_file(projector.encode(), model, params)
         self._context = context
 
-    def take(self, item: Sequence[Any], position: int) -> int:
-        """Compute it there, with what stands around it; returns the position behind that."""
+    def compute(self, item: Sequence[Any], position: int) -> int:
+        """Compute the item at a position, with its surrounding tokens, and return the position after them."""
         mtmd, (size, content) = self._mtmd, item
         data = np.frombuffer(base64.b64decode(content), np.uint8).ctypes
         if len(size) == 2:

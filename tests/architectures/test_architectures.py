@@ -1,5 +1,5 @@
-"""Each architecture of llama.cpp that generates text has what any model has here: its beginnings are given
-back, it is interrupted, killed, restarted and drafted for, and answers as plain llama.cpp does.
+"""Architectures of llama.cpp that generate text: prefixes are reused, and answers equal those of plain
+llama.cpp also after an interruption, a kill and a restart, and with drafts.
 
 Models are those of llama.cpp's own generator of test models, with a vocabulary and weights that make many
 tokens likely. An engine process serves each. `pytest -m slow tests/architectures -n 2` takes some minutes.
@@ -38,7 +38,7 @@ from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from tests.architectures.plain import PlainLlama
-from tests.llama.driver import asked
+from tests.llama.driver import make_request
 from tests.llama.odd_models import copy_metadata, written
 from tests.waiting import elapse_async, eventually
 
@@ -47,21 +47,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.anyio, pytest.ma
 GENERATING = Path(__file__).with_name("generating.txt").read_text().split()
 DIFFUSION = ["dream-dense", "llada-dense", "llada-moe-moe", "rnd1-moe"]
 NOT_INTERRUPTED = {"deepseek4-moe"}
-"""Its memory can only be copied whole: to keep a way back would cost more than a step that is thrown away."""
+"""The memory can only be copied whole, and a copy for each step would cost more than a discarded step."""
 NOT_COMPARED = {"cogvlm-dense"}
-"""llama.cpp itself gives the logits of a step's first rows: its graph does not pick those that are wanted."""
+"""llama.cpp returns the logits of a step's first rows: its graph does not select the requested rows."""
 DRAFTING_FOR_THEMSELVES = {"qwen3tts-dense"}
-"""No other model has their vocabulary."""
+"""Models whose vocabulary no other model has."""
 
 TIE_NATS = 0.25
-"""Steps of other sizes round differently: of two tokens that are so near each other either may come."""
+"""Steps of other sizes round differently, so that either of two tokens within this distance may win."""
 ENGINE = (
     *(sys.executable, "-m", "openai_cpu_server.kernels.front"),
     *("openai_cpu_server.engine.process", "console"),
 )
 LENGTH, LONGEST = 24, 60
 TOKENS = range(4, 128)
-"""All are in every vocabulary; those before them are control tokens."""
+"""Tokens of every vocabulary; smaller numbers are control tokens."""
 
 _numbers = itertools.count()
 _random = random.Random(1)
@@ -71,16 +71,16 @@ def text(length: int) -> list[int]:
     return _random.choices(TOKENS, k=length)
 
 
-STORY = text(96)
-LONGER = STORY + text(40)
+PROMPT = text(96)
+LONGER = PROMPT + text(40)
 NEXT_QUESTION = text(20)
 NEIGHBOURS = [text(60), text(130)]
 LONG_PROMPTS = [text(190) for _ in range(6)]
 PERSON = text(30)
-DOOMED = [text(50), text(70), text(20)]
+KILLED_PROMPTS = [text(50), text(70), text(20)]
 
 
-class Got(NamedTuple):
+class Output(NamedTuple):
     tokens: list[int]
     finish: Finish
 
@@ -90,18 +90,18 @@ async def ask(
     prompt: Sequence[int],
     length: int = LENGTH,
     priority: Priority = Priority.INTERACTIVE,
-    begun: asyncio.Event | None = None,
-) -> Got:
-    """`begun` is set with the first token."""
-    request = asked(f"{next(_numbers)}/0", prompt, length, priority=priority, top_logprobs=0)
+    first_token: asyncio.Event | None = None,
+) -> Output:
+    """Set `first_token` when the first token arrives."""
+    request = make_request(f"{next(_numbers)}/0", prompt, length, priority=priority, top_logprobs=0)
     tokens: list[int] = []
     async with engine.generate([request]) as answer:
         async for event in answer:
             tokens += event.tokens
-            if begun is not None:
-                begun.set()
+            if first_token is not None:
+                first_token.set()
     assert event.finish.is_good, event.finish
-    return Got(tokens, event.finish)
+    return Output(tokens, event.finish)
 
 
 def engine_of(model: Path, *, hang_limits: HangLimits = HangLimits(), **more: object) -> EngineClient:  # noqa: B008 (frozen)
@@ -123,7 +123,7 @@ def engine_of(model: Path, *, hang_limits: HangLimits = HangLimits(), **more: ob
 
 @asynccontextmanager
 async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
-    """Raises what it ends with if it does not start."""
+    """Run the engine, and raise its error if it does not start."""
     task = asyncio.create_task(engine.run())
     try:
         await eventually(lambda: task.done() or engine.state is EngineState.READY)
@@ -136,42 +136,42 @@ async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
 
 
 class Comparison:
-    """What one model answered, beside what plain llama.cpp answers."""
+    """Differences between the answers of one model and those of plain llama.cpp."""
 
     def __init__(self, plain: PlainLlama) -> None:
         self._answer = functools.cache(plain.answer)
         self.differences: list[str] = []
         self.missing: list[str] = []
-        """What of the promises for all memories was not kept."""
+        """Promises for all kinds of memory that were broken."""
 
-    def expect(self, kept: object, promise: str) -> None:
-        if not kept:
+    def expect(self, is_met: object, promise: str) -> None:
+        if not is_met:
             self.missing.append(promise)
 
-    def same(self, story: str, prompt: Sequence[int], got: Got) -> None:
-        expected = self._answer(tuple(prompt), len(got.tokens))
-        places = zip(got.tokens, expected.tokens, expected.logprobs, strict=True)
-        for i, (token, wanted, logprobs) in enumerate(places):
-            if token != wanted:
-                distance = logprobs[wanted] - logprobs[token]
+    def same(self, situation: str, prompt: Sequence[int], output: Output) -> None:
+        expected = self._answer(tuple(prompt), len(output.tokens))
+        places = zip(output.tokens, expected.tokens, expected.logprobs, strict=True)
+        for i, (token, best, logprobs) in enumerate(places):
+            if token != best:
+                distance = logprobs[best] - logprobs[token]
                 if distance > TIE_NATS:
-                    self.differences.append(f"{story}: parts at token {i}, by {distance:.2f} nats")
+                    self.differences.append(f"{situation}: parts at token {i}, by {distance:.2f} nats")
                 return
 
 
 @pytest.fixture(scope="session")
 def models() -> Path:
-    """The folder of what the generator writes: 900 MB, made in half a minute, kept in the user's cache."""
+    """Folder of the generated models: 900 MB, written in half a minute, stored in the user's cache."""
     folder = user_cache_dir() / "architectures" / VERSION
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="partial-") as partial:
-            made = Path(partial) / "models"
-            made.mkdir()
-            _generate(llama_cpp_in(unpacked_sources(Path(partial), print)), made)
-            # Processes that race each make all of it; whoever comes late has made it for nothing.
+            generated = Path(partial) / "models"
+            generated.mkdir()
+            _generate(llama_cpp_in(unpacked_sources(Path(partial), print)), generated)
+            # Concurrent processes each generate all models, and use the folder of the first.
             if not folder.is_dir():
-                made.rename(folder)
+                generated.rename(folder)
     return folder
 
 
@@ -181,88 +181,91 @@ def test_the_generator_makes_just_these_models(models: Path) -> None:
 
 @pytest.mark.parametrize("name", DIFFUSION)
 async def test_a_diffusion_model_is_refused_in_a_sentence(name: str, models: Path, tmp_path: Path) -> None:
-    model = readable(models / f"{name}.gguf", tmp_path / "model.gguf")
+    model = with_vocabulary(models / f"{name}.gguf", tmp_path / "model.gguf")
     with pytest.raises(StartupError, match=r"diffusion.*\.$"):
         await engine_of(model).run()
 
 
 @pytest.mark.parametrize("name", GENERATING)
 async def test_an_architecture(name: str, models: Path, tmp_path: Path) -> None:
-    model = readable(models / f"{name}.gguf", tmp_path / "model.gguf")
+    model = with_vocabulary(models / f"{name}.gguf", tmp_path / "model.gguf")
     drafting = model
     if name not in DRAFTING_FOR_THEMSELVES:
-        drafting = readable(models / "llama-dense.gguf", tmp_path / "draft.gguf")
+        drafting = with_vocabulary(models / "llama-dense.gguf", tmp_path / "draft.gguf")
     options = {"cache_file": str(tmp_path / "cache"), "max_seqs": 8}
     drafts = {"draft_model_path": str(drafting), "experiment": Experiment(always_drafts=True)}
     with PlainLlama(model) as plain:
-        seen = Comparison(plain)
+        comparison = Comparison(plain)
         async with running(engine_of(model, **options)) as engine:
-            await reuses(engine, seen)
+            await check_reuse(engine, comparison)
             if name not in NOT_INTERRUPTED:
-                await is_interrupted(engine, seen)
-            await outlives_its_engine(engine, seen)
+                await check_interruption(engine, comparison)
+            await check_kill(engine, comparison)
             await ask(engine, LONGER)
         async with running(engine_of(model, **options, **drafts)) as engine:
-            await is_drafted_for_after_a_restart(engine, seen)
+            await check_drafts_after_a_restart(engine, comparison)
     if name in NOT_COMPARED:
-        seen.differences.clear()
-    assert (seen.differences, seen.missing) == ([], [])
+        comparison.differences.clear()
+    assert (comparison.differences, comparison.missing) == ([], [])
 
 
-async def reuses(engine: EngineClient, seen: Comparison) -> None:
-    alone = await ask(engine, STORY)
-    seen.same("alone", STORY, alone)
-    again = await ask(engine, STORY)
-    seen.same("again", STORY, again)
-    seen.expect(again.finish.cached_tokens, "cached tokens of a prompt that comes again")
+async def check_reuse(engine: EngineClient, comparison: Comparison) -> None:
+    alone = await ask(engine, PROMPT)
+    comparison.same("alone", PROMPT, alone)
+    again = await ask(engine, PROMPT)
+    comparison.same("again", PROMPT, again)
+    comparison.expect(again.finish.cached_tokens, "cached tokens of a prompt that comes again")
     longer = await ask(engine, LONGER)
-    seen.same("longer", LONGER, longer)
-    seen.expect(longer.finish.cached_tokens, "cached tokens of a beginning")
-    turn = STORY + alone.tokens + NEXT_QUESTION
+    comparison.same("longer", LONGER, longer)
+    comparison.expect(longer.finish.cached_tokens, "cached tokens of a beginning")
+    turn = PROMPT + alone.tokens + NEXT_QUESTION
     next_turn = await ask(engine, turn)
-    seen.same("next turn", turn, next_turn)
-    seen.expect(next_turn.finish.cached_tokens >= len(STORY), "cached tokens of the turn before")
-    prompts = [STORY, *NEIGHBOURS, LONGER]
+    comparison.same("next turn", turn, next_turn)
+    comparison.expect(next_turn.finish.cached_tokens >= len(PROMPT), "cached tokens of the turn before")
+    prompts = [PROMPT, *NEIGHBOURS, LONGER]
     together = await asyncio.gather(*(ask(engine, prompt) for prompt in prompts))
-    for prompt, got in zip(prompts, together, strict=True):
-        seen.same("beside others", prompt, got)
+    for prompt, output in zip(prompts, together, strict=True):
+        comparison.same("beside others", prompt, output)
 
 
-async def is_interrupted(engine: EngineClient, seen: Comparison) -> None:
-    """A person comes while a step computes long prompts, which is tried until it happens."""
+async def check_interruption(engine: EngineClient, comparison: Comparison) -> None:
+    """Send an interactive request beside long prompts, again and again until it interrupts a step."""
     for _ in range(40):
         engine.clear_cache()
-        rows = [asyncio.create_task(ask(engine, one, priority=Priority.BATCH)) for one in LONG_PROMPTS]
+        tasks = [asyncio.create_task(ask(engine, prompt, priority=Priority.BATCH)) for prompt in LONG_PROMPTS]
         await elapse_async(_random.uniform(0.002, 0.02))
-        seen.same("a newcomer", PERSON, await ask(engine, PERSON))
-        answers = await asyncio.gather(*rows)
-        if any(got.finish.interruptions for got in answers):
-            for prompt, got in zip(LONG_PROMPTS, answers, strict=True):
-                seen.same("interrupted", prompt, got)
+        comparison.same("a newcomer", PERSON, await ask(engine, PERSON))
+        answers = await asyncio.gather(*tasks)
+        if any(output.finish.interruptions for output in answers):
+            for prompt, output in zip(LONG_PROMPTS, answers, strict=True):
+                comparison.same("interrupted", prompt, output)
             return
-    seen.expect(False, "interruption")
+    comparison.expect(False, "interruption")
 
 
-async def outlives_its_engine(engine: EngineClient, seen: Comparison) -> None:
-    begun = asyncio.Event()
-    tasks = [asyncio.create_task(ask(engine, prompt, LONGEST, begun=begun)) for prompt in DOOMED]
-    await begun.wait()
+async def check_kill(engine: EngineClient, comparison: Comparison) -> None:
+    first_token = asyncio.Event()
+    tasks = [
+        asyncio.create_task(ask(engine, prompt, LONGEST, first_token=first_token))
+        for prompt in KILLED_PROMPTS
+    ]
+    await first_token.wait()
     os.kill(engine.engine_pid, signal.SIGKILL)
-    for prompt, got in zip(DOOMED, await asyncio.gather(*tasks), strict=True):
-        seen.same("killed", prompt, got)
+    for prompt, output in zip(KILLED_PROMPTS, await asyncio.gather(*tasks), strict=True):
+        comparison.same("killed", prompt, output)
     assert engine.status().restarts == 1
 
 
-async def is_drafted_for_after_a_restart(engine: EngineClient, seen: Comparison) -> None:
+async def check_drafts_after_a_restart(engine: EngineClient, comparison: Comparison) -> None:
     longer = await ask(engine, LONGER)
-    seen.same("after a restart", LONGER, longer)
-    seen.expect(longer.finish.cached_tokens, "cached tokens after a restart")
-    prompts = [STORY, *NEIGHBOURS]
+    comparison.same("after a restart", LONGER, longer)
+    comparison.expect(longer.finish.cached_tokens, "cached tokens after a restart")
+    prompts = [PROMPT, *NEIGHBOURS]
     drafted = await asyncio.gather(*(ask(engine, prompt, LONGEST) for prompt in prompts))
-    for prompt, got in zip(prompts, drafted, strict=True):
-        seen.same("drafted for", prompt, got)
+    for prompt, output in zip(prompts, drafted, strict=True):
+        comparison.same("drafted for", prompt, output)
     if engine.info.max_draft != 0:
-        seen.expect(all(got.finish.drafted_tokens for got in drafted), "drafts")
+        comparison.expect(all(output.finish.drafted_tokens for output in drafted), "drafts")
 
 
 _DEMO = Path(__file__).parents[2] / "model_assets" / "demo.gguf"
@@ -277,7 +280,12 @@ def _generate(llama_cpp: Path, target: Path) -> None:
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     includes = [f"-I{llama_cpp / part}" for part in ("include", "common", "ggml/include", "src", "vendor")]
     libraries = [f"-L{_LIBRARIES}", f"-Wl,-rpath,{_LIBRARIES}"]
-    libraries += ["-lllama", "-lggml", "-lggml-base", "-Wl,--gc-sections"]  # the rest needs more
+    libraries += [
+        "-lllama",
+        "-lggml",
+        "-lggml-base",
+        "-Wl,--gc-sections",
+    ]  # unused functions need further libraries
     sources = [str(llama_cpp / "tests" / "test-llama-archs.cpp")]
     sources += [str(llama_cpp / "common" / f"{name}.cpp") for name in _COMMON]
     options = ["-std=c++17", "-O1", "-w", "-ffunction-sections"]
@@ -285,9 +293,10 @@ def _generate(llama_cpp: Path, target: Path) -> None:
     run([str(generator), "-s", _SEED, "-o", str(target)])
 
 
-def readable(source: Path, target: Path) -> Path:
-    """The model with a vocabulary, which the generator writes for none, and other weights: its own leave all
-    tokens about equally likely, so that every answer would be a tie."""
+def with_vocabulary(source: Path, target: Path) -> Path:
+    """Copy the model with a vocabulary, which the generator leaves out, and other weights.
+
+    The generator's weights make all tokens about equally likely, so that every answer would be a tie."""
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
     shapes = {tensor.name: tuple(map(int, reversed(tensor.shape))) for tensor in reader.tensors}

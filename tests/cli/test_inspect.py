@@ -32,7 +32,7 @@ from openai_cpu_server.llama.model.kv_size import DeviceMemory, DraftSource, Hos
 from tests import warm
 from tests.cli.in_process import Run, runner
 from tests.llama.driver import SmallMachine, loaded
-from tests.llama.odd_models import add_facts, gemma3, hearing_head, rewritten, split, written
+from tests.llama.odd_models import add_facts, audio_projector, gemma3, rewritten, split, written
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -109,7 +109,7 @@ def test_projectors_for_pictures_and_sound(
     assert report["sight"] is None
     assert report["hearing"] == {"path": str(projector), "file_bytes": projector.stat().st_size, **hearing}
     assert "ultravox, 16,000 samples a second, 128 bands, 2 layers" in text_of(model)
-    hearing_head(projector, "ultravox", width=768, stacked=8)
+    audio_projector(projector, "ultravox", width=768, stack_factor=8)
     assert f"hears sound    no: any sound crashes llama.cpp with {projector} (of rows 768 wide" in text_of(
         model, "--mmproj", projector
     )

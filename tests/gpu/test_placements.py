@@ -33,10 +33,10 @@ from tests.architectures.test_architectures import (
     PERSON,
     Comparison,
     ask,
+    check_drafts_after_a_restart,
+    check_kill,
+    check_reuse,
     engine_of,
-    is_drafted_for_after_a_restart,
-    outlives_its_engine,
-    reuses,
     running,
 )
 from tests.gpu.conftest import Device
@@ -99,13 +99,13 @@ async def test_a_model_on_a_device(
         comparison = Comparison(plain)
         async with running(engine_of(model, **options)) as engine:
             check_placement(engine, offload, device.kind)
-            await reuses(engine, comparison)
+            await check_reuse(engine, comparison)
             await check_interactive_request(engine, comparison)
-            await outlives_its_engine(engine, comparison)
+            await check_kill(engine, comparison)
             check_placement(engine, offload, device.kind)
             await ask(engine, LONGER)
         async with running(engine_of(model, **options, **drafts)) as engine:
-            await is_drafted_for_after_a_restart(engine, comparison)
+            await check_drafts_after_a_restart(engine, comparison)
     assert (comparison.differences, comparison.missing) == ([], [])
     assert not (offload.wants_device and device.keeps_shaders) or list((shaders / "shaders").rglob("*"))
 
@@ -142,7 +142,7 @@ async def check_interactive_request(engine: EngineClient, comparison: Comparison
     """Send a person's request beside batch work. It may wait for a step, which a device cannot interrupt."""
     has_begun = asyncio.Event()
     rows = [
-        asyncio.create_task(ask(engine, prompt, priority=Priority.BATCH, begun=has_begun))
+        asyncio.create_task(ask(engine, prompt, priority=Priority.BATCH, first_token=has_begun))
         for prompt in LONG_PROMPTS
     ]
     await has_begun.wait()

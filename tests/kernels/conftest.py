@@ -14,19 +14,18 @@ from tests.kernels.library import KERNELS
 
 
 @pytest.fixture(scope="session")
-def loaded() -> KernelLibrary:
+def session_library() -> KernelLibrary:
     if why_not := obstacle(KERNELS):
         pytest.skip(why_not)
     return KernelLibrary(ctypes.CDLL(str(KERNELS)))
 
 
 @pytest.fixture
-def library(loaded: KernelLibrary) -> Iterator[KernelLibrary]:
-    """Everything in it is off before and after."""
-
-    loaded.reset()
-    yield loaded
-    loaded.reset()
+def library(session_library: KernelLibrary) -> Iterator[KernelLibrary]:
+    """Library with all kernels off, before and after each test."""
+    session_library.reset()
+    yield session_library
+    session_library.reset()
 
 
 @pytest.fixture(scope="session")

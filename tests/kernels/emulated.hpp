@@ -1,6 +1,6 @@
 // Makes a CPU with AVX2 appear to have AVX-512 (EMULATES_512), or int8 dot products (EMULATES_VNNI): SIMDe
 // (https://github.com/simd-everywhere/simde) computes those intrinsics with what there is. It is included before all
-// else (`-include`), for only after the compiler's own headers may `cpu.hpp` be told of instructions that are not there.
+// else (`-include`), because `cpu.hpp` must not see the macros of missing instructions before the compiler's own headers.
 #pragma once
 
 #define SIMDE_ENABLE_NATIVE_ALIASES
@@ -9,7 +9,7 @@
 
 #include <cstring>
 
-// What Debian 12's version of SIMDe does not know, or names wrongly.
+// Intrinsics that Debian 12's version of SIMDe lacks or names wrongly.
 
 #undef _mm512_madd_epi16
 #define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
@@ -79,7 +79,7 @@ inline uint32_t emulated_cmpneq(__m512i a, __m512i b) {
 #define _mm512_cmpneq_epi16_mask(a, b) emulated_cmpneq(a, b)
 #endif
 
-// What `cpu.hpp` then finds.
+// Macros that `cpu.hpp` looks for.
 
 #define __builtin_cpu_supports(name) true
 #define __get_cpuid_count(leaf, subleaf, eax, ebx, ecx, edx) (*(eax) = *(ebx) = *(ecx) = *(edx) = ~0U, 1)

@@ -13,12 +13,12 @@ from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 
 ROOT = Path(__file__).parents[2]
 _VARIABLE = "KERNELS_UNDER_TEST"
-"""This environment variable names another library than the one that is installed."""
+"""Environment variable that names another library than the installed one."""
 KERNELS = Path(os.environ.get(_VARIABLE, LIBRARY))
 
 
 def failures_with(library: Path) -> str:
-    """Run the tests of all kernels with another library, in a process of its own. "": they pass."""
+    """Run the tests of all kernels with another library in a subprocess. Return its output if one fails."""
     tests = [str(Path(__file__).with_name(f"test_{kernel.name.lower()}.py")) for kernel in Kernel]
     command = [sys.executable, "-m", "pytest", "-q", *tests]
     environment = {**os.environ, _VARIABLE: str(library)}
@@ -26,7 +26,7 @@ def failures_with(library: Path) -> str:
     return done.stdout + done.stderr if done.returncode else ""
 
 
-def by_kernel(library: KernelLibrary, kernel: Kernel, compute: Computing, threads: int = 2) -> Floats:
+def compute_with(library: KernelLibrary, kernel: Kernel, compute: Computing, threads: int = 2) -> Floats:
     num_done = library.num_done(kernel)
     library.switch_on(kernel)
     found = compute(threads)

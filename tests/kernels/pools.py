@@ -1,4 +1,4 @@
-"""Attention over made-up pools, and what it comes to in double precision."""
+"""Attention over random pools, and its exact result in double precision."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attention_case(
     with_sinks: bool = False,
     **more: Any,
 ) -> AttentionCase:
-    """Random queries, keys and values; a mask gives the rows and cells, if there is one."""
+    """Make random queries, keys and values. A mask, if there is one, gives the numbers of rows and cells."""
     if mask is not None:
         rows, cells = mask.shape
     k = random.standard_normal((cells, kv_heads, width), np.float32)
@@ -41,17 +41,17 @@ def attention_case(
     )
 
 
-def sees_to_mask(sees: npt.NDArray[np.bool_]) -> Floats:
-    return np.where(sees, 0, -np.inf).astype(np.float32)
+def visible_to_mask(visible: npt.NDArray[np.bool_]) -> Floats:
+    return np.where(visible, 0, -np.inf).astype(np.float32)
 
 
 def random_pool(random: np.random.Generator, cells: int) -> Floats:
-    """Mask of a step that decodes and reads prompts: shared beginnings, scattered cells, rows of nobody."""
-    sees: list[npt.NDArray[np.bool_]] = []
+    """Mask of a step of decodes and prefills: shared prefixes, scattered cells, rows that see no cell."""
+    visible: list[npt.NDArray[np.bool_]] = []
     places = random.permutation(cells) if random.random() < 0.5 else np.arange(cells)
     common = places[: random.integers(0, cells // 2)]
     free = list(places[len(common) :])
-    while free and len(sees) < 90:
+    while free and len(visible) < 90:
         length = min(len(free), int(random.integers(1, cells // 2 + 2)))
         own, free = free[:length], free[length:]
         new = min(length, int(random.choice([1, 1, 1, 5, 40])))
@@ -60,15 +60,15 @@ def random_pool(random: np.random.Generator, cells: int) -> Floats:
             row = np.zeros(cells, np.bool_)
             row[common] = shares
             row[own[: position + 1]] = True
-            sees.append(row)
+            visible.append(row)
         if random.random() < 0.2:
-            sees.append(np.zeros(cells, np.bool_))
-    random.shuffle(sees)
-    return sees_to_mask(np.array(sees))
+            visible.append(np.zeros(cells, np.bool_))
+    random.shuffle(visible)
+    return visible_to_mask(np.array(visible))
 
 
 def exact_attention(graphs: GgmlGraphs, case: AttentionCase) -> Doubles:
-    """The definition, over keys and values as their type stores them."""
+    """Compute the definition over keys and values as their type stores them."""
     rows, heads, _ = case.q.shape
     group = heads // case.k.shape[1]
     k = np.repeat(graphs.as_stored(case.k, case.cell_type).astype(np.float64), group, axis=1)

@@ -97,7 +97,7 @@ void unpack_q3_k(const uint8_t* block, double* weights) {
     }
 }
 
-// A grid of the same kind as ggml's, but not its numbers: which of `values` stands at a place.
+// A grid like those of ggml, with other numbers: the index into `values` at a place.
 template <int COUNT>
 int on_grid(const int (&values)[COUNT], int place, int i) {
     return values[(uint32_t(place * 8 + i) * 2654435761U >> 16) % COUNT];
@@ -198,7 +198,7 @@ const Format FORMATS[] = {
     {"IQ3_S", GGML_TYPE_IQ3_S, 256, 110, 256, {0}, unpack_iq3_s},
 };
 
-// What ggml would tell of a type: the kernel learns grids by it.
+// Stands in for ggml's table of types, from which the kernel reads its grids.
 template <int NUMBER>
 void to_float(const void* block, float* numbers, int64_t) {
     double weights[256];
@@ -380,7 +380,7 @@ bool all_near(const std::vector<float>& found, const std::vector<double>& exact)
     return true;
 }
 
-// The tensor of values one behind the other.
+// The tensor of values in a row.
 ggml_tensor dense(std::vector<float>& values, const std::vector<int64_t>& sizes) {
     std::vector<size_t> steps{4};
     for (int64_t size : sizes) steps.push_back(steps.back() * size);

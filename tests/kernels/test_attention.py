@@ -1,4 +1,4 @@
-"""The attention kernel against the definition in double precision, where ggml's own may be as far off."""
+"""The attention kernel against the definition in double precision, within less than the error of ggml."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from openai_cpu_server.kernels.graphs import AttentionCase, Floats, GgmlGraphs, GgmlType
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
-from tests.kernels.library import by_kernel
-from tests.kernels.pools import attention_case, error, exact_attention, random_pool, sees_to_mask
+from tests.kernels.library import compute_with
+from tests.kernels.pools import attention_case, error, exact_attention, random_pool, visible_to_mask
 
 _EXACT = 5e-6  # floats all along; ggml's own is 1e-4 to 1e-3 away
 _ROUNDED = 1.5e-3  # queries and keys as 16-bit integers, unless cells are f32; ggml is 2e-3 to 1e-2 away
@@ -43,18 +43,18 @@ def _allowed(case: AttentionCase) -> float:
 
 def attention(library: KernelLibrary, graphs: GgmlGraphs, case: AttentionCase, threads: int = 2) -> Floats:
     with graphs.attending(case) as compute:
-        return by_kernel(library, Kernel.ATTENTION, compute, threads)
+        return compute_with(library, Kernel.ATTENTION, compute, threads)
 
 
 F16, BF16, F32, Q8_0 = GgmlType.F16, GgmlType.BF16, GgmlType.F32, GgmlType.Q8_0
 WIDE = {"kv_heads": 2, "width": 512}
 LATENT = {"kv_heads": 1, "width": 576, "value_width": 512, "values_in_keys": True}
-"""One head of keys, whose first numbers are the values, for all heads of queries."""
+"""Multi-head latent attention: one head of keys, whose first numbers are the values, for all queries."""
 
 
 SHAPES = [
     *({"width": width, "cell_type": kind} for width in (64, 96, 128, 256) for kind in (F16, BF16, Q8_0, F32)),
-    *({"width": width} for width in (16, 48, 80, 112)),  # they fill no vector
+    *({"width": width} for width in (16, 48, 80, 112)),  # less than whole vectors
     *(
         {"heads": n, "kv_heads": kv}
         for n, kv in ((1, 1), (9, 3), (8, 8), (32, 4), (64, 1), (14, 2), (131, 1))
@@ -88,8 +88,8 @@ def test_heads_of_encoders_may_have_other_widths(check: Check, cell_type: GgmlTy
             check(random, None, rows=rows, cells=70, cell_type=cell_type, **widths)
 
 
-def test_layers_share_what_follows_from_a_mask(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    """And only that: shapes and masks change from layer to layer, and what a mask says from step to step."""
+def test_layers_share_the_plan_of_a_mask(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+    """Shapes and masks change from layer to layer, and the content of a mask from step to step."""
     random = np.random.default_rng(0)
     masks = [random_pool(random, 90)[:9] for _ in range(6)]
     usual = (64, 4, F16)
@@ -115,16 +115,16 @@ def test_ragged_ends_with_and_without_a_mask(check: Check, cells: int) -> None:
     check(random, None, rows=5, cells=cells)
 
 
-def test_who_sees_nothing_gets_nothing(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+def test_a_row_that_sees_no_cell_is_zero(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     random = np.random.default_rng(0)
-    nobody = attention_case(random, sees_to_mask(np.zeros((3, 64), np.bool_)))
-    assert not attention(library, graphs, nobody).any()
+    case = attention_case(random, visible_to_mask(np.zeros((3, 64), np.bool_)))
+    assert not attention(library, graphs, case).any()
 
 
 def test_a_long_sequence_is_cut_into_parts_for_several_threads(check: Check) -> None:
     random = np.random.default_rng(0)
     for rows, heads, kv_heads in ((1, 3, 1), (1, 9, 3), (2, 4, 1)):
-        mask = sees_to_mask(random.random((rows, 3000)) < 0.9)
+        mask = visible_to_mask(random.random((rows, 3000)) < 0.9)
         for with_sinks in (False, True):
             check(random, mask, heads=heads, kv_heads=kv_heads, with_sinks=with_sinks)
 
@@ -162,17 +162,17 @@ def test_random_pools(check: Check, seed: int) -> None:
 def test_a_row_does_not_depend_on_the_others(
     library: KernelLibrary, graphs: GgmlGraphs, window: int | None, cell_type: GgmlType
 ) -> None:
-    """Chunks of a prompt beside other sequences, threads and unseen cells: the same, bit for bit."""
+    """Results are the same bit for bit with other chunks, sequences, threads and unseen cells."""
     random = np.random.default_rng(0)
     places = random.permutation(3000)
     mine, others = np.sort(places[:2500]), places[2500:]
-    sees = np.zeros((60, 3000), np.bool_)
+    visible = np.zeros((60, 3000), np.bool_)
     for row in range(30):
         last = 2470 + row
-        sees[row, mine[0 if window is None else last - window : last + 1]] = True
-        sees[30 + row, others[: 10 + row]] = True
+        visible[row, mine[0 if window is None else last - window : last + 1]] = True
+        visible[30 + row, others[: 10 + row]] = True
     case = attention_case(
-        random, sees_to_mask(sees), heads=24, cell_type=cell_type, with_sinks=True, soft_cap=30.0
+        random, visible_to_mask(visible), heads=24, cell_type=cell_type, with_sinks=True, soft_cap=30.0
     )
     assert case.mask is not None
     expected = attention(library, graphs, case, threads=1)
@@ -182,7 +182,7 @@ def test_a_row_does_not_depend_on_the_others(
             assert (attention(library, graphs, chunk, threads) == expected[rows]).all()
 
 
-def test_it_is_nearer_to_the_definition_than_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+def test_attention_is_closer_to_exact_than_that_of_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     random = np.random.default_rng(0)
     case = attention_case(random, random_pool(random, 400))
     exact = exact_attention(graphs, case)

@@ -11,15 +11,15 @@ import pytest
 from openai_cpu_server.kernels.graphs import AttentionCase, Floats, GgmlGraphs, GgmlType
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 from openai_cpu_server.kernels.proof import PROMPTS, TILES, attention_proofs, proved
-from tests.kernels.library import by_kernel
-from tests.kernels.pools import attention_case, error, exact_attention, random_pool, sees_to_mask
+from tests.kernels.library import compute_with
+from tests.kernels.pools import attention_case, error, exact_attention, random_pool, visible_to_mask
 
 _ROUNDED = 3e-2  # to bf16
 
 
 def attention(library: KernelLibrary, graphs: GgmlGraphs, case: AttentionCase, threads: int = 2) -> Floats:
     with graphs.attending(case) as compute:
-        return by_kernel(library, Kernel.ATTENTION_TILES, compute, threads)
+        return compute_with(library, Kernel.ATTENTION_TILES, compute, threads)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def attention(library: KernelLibrary, graphs: GgmlGraphs, case: AttentionCase, t
     ],
     ids=str,
 )
-def test_attention_is_the_definition_but_for_rounding(
+def test_attention_equals_the_definition_up_to_rounding(
     library: KernelLibrary, graphs: GgmlGraphs, shape: dict[str, Any]
 ) -> None:
     random = np.random.default_rng(0)
@@ -53,16 +53,16 @@ def test_attention_is_the_definition_but_for_rounding(
 def test_a_row_does_not_depend_on_the_others(
     library: KernelLibrary, graphs: GgmlGraphs, window: int | None, width: int, seed: int
 ) -> None:
-    """Chunks of a prompt beside another sequence, threads and unseen cells: the same, bit for bit."""
+    """Results are the same bit for bit with other chunks, sequences, threads and unseen cells."""
     random = np.random.default_rng(seed)
     places = random.permutation(1200)
     mine, others = np.sort(places[:1000]), places[1000:]
-    sees = np.zeros((80, 1200), np.bool_)
+    visible = np.zeros((80, 1200), np.bool_)
     for row in range(40):
         last = 950 + row
-        sees[row, mine[0 if window is None else last - window : last + 1]] = True
-        sees[40 + row, others[: 10 + row]] = True
-    case = attention_case(random, sees_to_mask(sees), heads=24, width=width, with_sinks=True)
+        visible[row, mine[0 if window is None else last - window : last + 1]] = True
+        visible[40 + row, others[: 10 + row]] = True
+    case = attention_case(random, visible_to_mask(visible), heads=24, width=width, with_sinks=True)
     assert case.mask is not None
     expected = attention(library, graphs, case, threads=1)
     assert error(expected, exact_attention(graphs, case)) < _ROUNDED
@@ -74,16 +74,16 @@ def test_a_row_does_not_depend_on_the_others(
 
 def test_cells_that_are_not_seen_may_have_any_values(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     random = np.random.default_rng(0)
-    sees = np.zeros((20, 64), np.bool_)
-    sees[:, 3:40] = True
-    case = attention_case(random, sees_to_mask(sees))
+    visible = np.zeros((20, 64), np.bool_)
+    visible[:, 3:40] = True
+    case = attention_case(random, visible_to_mask(visible))
     expected = attention(library, graphs, case)
     for values in (case.k, case.v):
         values[:3] = values[40:] = np.nan
     assert (attention(library, graphs, case) == expected).all()
 
 
-def test_few_rows_and_exact_cells_are_not_for_tiles(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+def test_few_rows_and_f32_cells_do_not_use_tiles(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     random = np.random.default_rng(0)
     library.switch_on(Kernel.ATTENTION_TILES)
     num_done = library.num_done(Kernel.ATTENTION_TILES)
@@ -93,6 +93,6 @@ def test_few_rows_and_exact_cells_are_not_for_tiles(library: KernelLibrary, grap
     assert library.num_done(Kernel.ATTENTION_TILES) == num_done
 
 
-def test_it_is_proved_against_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+def test_attention_tiles_are_verified_against_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     state = proved(library, Kernel.ATTENTION_TILES, graphs, attention_proofs(PROMPTS))
     assert state.instruction_set == TILES

@@ -9,7 +9,7 @@ import pytest
 
 from openai_cpu_server.kernels.graphs import Computing, Floats, GgmlGraphs
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
-from tests.kernels.library import by_kernel
+from tests.kernels.library import compute_with
 
 _ALPHA, _LIMIT = 1.702, 7.0  # gpt-oss'
 _SHAPES = [(1, 1, 16), (3, 4, 64), (2, 1, 5, 1024)]
@@ -20,14 +20,16 @@ def numbers(*shape: int) -> Floats:
     return 5 * np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
-def computed(library: KernelLibrary, operation: AbstractContextManager[Computing]) -> Floats:
+def compute_by_kernel(library: KernelLibrary, operation: AbstractContextManager[Computing]) -> Floats:
     with operation as compute:
-        found, *others = (by_kernel(library, Kernel.ELEMENTWISE, compute, threads) for threads in (1, 2, 3))
+        found, *others = (
+            compute_with(library, Kernel.ELEMENTWISE, compute, threads) for threads in (1, 2, 3)
+        )
     assert all(np.array_equal(found, other, equal_nan=True) for other in others)
     return found
 
 
-def gated(gates: Floats, ups: Floats) -> Floats:
+def gate(gates: Floats, ups: Floats) -> Floats:
     x, y = np.minimum(gates.astype(float), _LIMIT), np.clip(ups.astype(float), -_LIMIT, _LIMIT)
     with np.errstate(over="ignore"):
         return np.asarray(x / (1 + np.exp(-_ALPHA * x)) * (y + 1))
@@ -42,11 +44,11 @@ def gelu(x: Floats) -> Floats:
     ("shape", "factors"),
     [*((shape, (*shape[:-1], 1)) for shape in _SHAPES), *(((3, 4, 64), own) for own in _FOR_SEVERAL_ROWS)],
 )
-def test_rows_times_a_number_each_or_one_for_several(
+def test_rows_are_scaled_by_their_own_or_a_shared_factor(
     library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...], factors: tuple[int, ...]
 ) -> None:
-    rows, of_rows = numbers(*shape), numbers(*factors)
-    assert np.array_equal(computed(library, graphs.scaling(rows, of_rows)), rows * of_rows)
+    rows, row_factors = numbers(*shape), numbers(*factors)
+    assert np.array_equal(compute_by_kernel(library, graphs.scaling(rows, row_factors)), rows * row_factors)
 
 
 ENDS = {
@@ -56,14 +58,14 @@ ENDS = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_gates_at_the_ends_and_of_nan(library: KernelLibrary, graphs: GgmlGraphs, name: str) -> None:
+def test_gates_of_extreme_values_and_nan(library: KernelLibrary, graphs: GgmlGraphs, name: str) -> None:
     more = {"alpha": _ALPHA, "limit": _LIMIT} if name == "gating" else {}
 
     def found(gates: Floats, ups: Floats) -> Floats:
-        return computed(library, getattr(graphs, name)(gates, ups, **more))
+        return compute_by_kernel(library, getattr(graphs, name)(gates, ups, **more))
 
     def is_exact(gates: Floats, ups: Floats, rtol: float = 1e-5) -> bool:
-        exact = gated(gates, ups) if more else gelu(gates) * ups
+        exact = gate(gates, ups) if more else gelu(gates) * ups
         return np.allclose(found(gates, ups), exact, rtol=rtol, atol=1e-6)
 
     for shape in _SHAPES:
@@ -76,20 +78,20 @@ def test_gates_at_the_ends_and_of_nan(library: KernelLibrary, graphs: GgmlGraphs
 
 
 @pytest.mark.parametrize("shape", [*_SHAPES, (7, 3, 80)])
-@pytest.mark.parametrize("weights_of", [None, 1, 2])
-def test_rows_over_the_root_of_their_mean_square(
-    library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...], weights_of: int | None
+@pytest.mark.parametrize("weight_dims", [None, 1, 2])
+def test_rms_norm(
+    library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...], weight_dims: int | None
 ) -> None:
-    """`weights_of`: how many of the sizes of the rows the weights have."""
-    rows, weights = numbers(*shape), None if weights_of is None else numbers(*shape[-weights_of:])
-    found = computed(library, graphs.normalising(rows, weights, 1e-3))
+    """Weights have the last `weight_dims` dimensions of the rows."""
+    rows, weights = numbers(*shape), None if weight_dims is None else numbers(*shape[-weight_dims:])
+    found = compute_by_kernel(library, graphs.normalising(rows, weights, 1e-3))
     expected = rows / np.sqrt((rows.astype(float) ** 2).mean(-1, keepdims=True) + 1e-3)
     assert np.allclose(found, expected if weights is None else expected * weights, rtol=2e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-30, 1e15, np.nan])
-def test_norms_at_the_ends(library: KernelLibrary, graphs: GgmlGraphs, value: float) -> None:
+def test_norms_of_extreme_values(library: KernelLibrary, graphs: GgmlGraphs, value: float) -> None:
     rows = np.full((2, 64), value, np.float32)
-    found = computed(library, graphs.normalising(rows, None, 1e-6))
+    found = compute_by_kernel(library, graphs.normalising(rows, None, 1e-6))
     expected = rows / np.sqrt(rows.astype(float) ** 2 + 1e-6)
     assert np.allclose(found, expected, rtol=2e-6, atol=0, equal_nan=True)

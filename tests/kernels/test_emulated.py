@@ -1,4 +1,4 @@
-"""The code for other CPUs: SIMDe computes what newer x86 CPUs can, and an emulator runs what is for ARM."""
+"""Code for other CPUs: SIMDe computes instructions of newer x86 CPUs, and an emulator runs code for ARM."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _TOOLS = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 
 
 @pytest.mark.slow
-def test_neon_computes_what_plain_loops_do(tmp_path: Path) -> None:
+def test_neon_computes_the_same_as_plain_loops(tmp_path: Path) -> None:
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"NEON needs {', '.join(missing)} (Debian: apt install g++-aarch64-linux-gnu qemu-user)")

@@ -14,11 +14,10 @@ import pytest
 from openai_cpu_server.kernels import build
 from openai_cpu_server.kernels.build import LEVELS, LIBRARY, build_portable, level_library
 from openai_cpu_server.kernels.library import library_path, obstacle
-from tests.kernels.library import KERNELS
+from tests.kernels.library import KERNELS, ROOT
 
-ROOT = Path(__file__).parents[2]
 HERE = list(LEVELS.get(platform.machine(), {}))
-_CHOOSES = """
+_CHOICE_PROGRAM = """
 import sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
@@ -40,7 +39,7 @@ def test_levels_are_the_paths_of_the_code() -> None:
     assert [level for levels in LEVELS.values() for level in levels if f'"{level}"' not in paths] == []
 
 
-def test_the_first_that_can_be_used_is_taken_and_else_the_last_says_why(native: Path) -> None:
+def test_the_first_usable_library_is_taken_or_the_last_gives_the_reason(native: Path) -> None:
     assert library_path(native) == native
     assert "not built" in (obstacle(native) or "")
     levels = [level_library(level, native) for level in HERE]
@@ -63,13 +62,13 @@ def test_an_unknown_architecture_has_no_levels(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_each_cpu_gets_its_own(native: Path) -> None:
-    """An emulator shows a process the CPU that it is asked for, and ends it where that CPU would."""
+def test_each_cpu_gets_the_library_of_its_level(native: Path) -> None:
+    """The emulator presents the chosen CPU, and ends the process at an instruction that this CPU lacks."""
     if platform.machine() != "x86_64" or not shutil.which("qemu-x86_64"):
         pytest.skip("there is no qemu-x86_64")
     build_portable(beside=native)
     packages = str(metadata.distribution("llama-cpp-python").locate_file(""))
-    choice = ["-S", "-c", _CHOOSES, str(native), str(ROOT), packages]
+    choice = ["-S", "-c", _CHOICE_PROGRAM, str(native), str(ROOT), packages]
     expected = {"Haswell": "None", "Nehalem": "the library was compiled for another CPU"}
     for cpu, why_not in expected.items():
         done = subprocess.run(

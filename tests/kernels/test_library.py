@@ -1,4 +1,4 @@
-"""How the library comes to be, what keeps it out, and that a kernel is on only if it is right."""
+"""Building and loading the library of kernels. A kernel is on only if its results are right."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.kernels.test_recurrent import convolution, delta_net
 from tests.tiny_model import tiny_model_path
 
 
-def test_it_is_made_for_the_llama_cpp_that_is_required() -> None:
+def test_the_library_is_built_for_the_required_llama_cpp() -> None:
     assert f'"llama-cpp-python=={GGML_OF}"' in (ROOT / "pyproject.toml").read_text()
 
 
@@ -48,8 +48,8 @@ def test_a_compiler_that_fails_leaves_no_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_compiles_for_older_cpus_and_is_right_there_too(library: KernelLibrary, tmp_path: Path) -> None:
-    """AVX2 alone; every other test of kernels runs with what this machine has."""
+def test_the_library_for_older_cpus_computes_right(library: KernelLibrary, tmp_path: Path) -> None:
+    """Compile for AVX2 alone. The other tests of kernels run with all instructions of this machine."""
     if "avx2" not in cpu_flags() or not shutil.which("c++"):
         pytest.skip("there is no AVX2, or no compiler")
     if library.instruction_set == "avx2":
@@ -70,7 +70,7 @@ def test_another_build_has_another_digest(tmp_path: Path) -> None:
     assert len(found) == 2
 
 
-def test_a_kernel_that_shows_ggmls_results_is_on(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+def test_a_kernel_with_the_results_of_ggml_is_on(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     state = proved(library, Kernel.ATTENTION, graphs, attention_proofs())
     assert state.instruction_set == library.instruction_set
     library.switch_off(Kernel.ATTENTION)
@@ -91,7 +91,7 @@ def test_a_kernel_with_other_results_is_off(library: KernelLibrary, graphs: Ggml
     factor = 1.0
 
     @contextmanager
-    def grows(graphs: GgmlGraphs) -> Iterator[Computing]:
+    def growing_results(graphs: GgmlGraphs) -> Iterator[Computing]:
         def compute_more(threads: int) -> Floats:
             nonlocal factor
             factor *= 1.02
@@ -100,7 +100,7 @@ def test_a_kernel_with_other_results_is_off(library: KernelLibrary, graphs: Ggml
         with next(attention_proofs())(graphs) as compute:
             yield compute_more
 
-    state = proved(library, Kernel.ATTENTION, graphs, iter([grows]))
+    state = proved(library, Kernel.ATTENTION, graphs, iter([growing_results]))
     assert (state.is_on, state.why_off) == (False, "its results are not ggml's")
     before = library.num_done(Kernel.ATTENTION)
     with next(attention_proofs())(graphs) as compute:
@@ -108,7 +108,7 @@ def test_a_kernel_with_other_results_is_off(library: KernelLibrary, graphs: Ggml
     assert library.num_done(Kernel.ATTENTION) == before
 
 
-def test_a_kernel_that_is_late_is_off(library: KernelLibrary, graphs: GgmlGraphs, tmp_path: Path) -> None:
+def test_a_kernel_loaded_late_is_off(library: KernelLibrary, graphs: GgmlGraphs, tmp_path: Path) -> None:
     late = KernelLibrary(ctypes.CDLL(shutil.copy(KERNELS, tmp_path / "late.so")))
     assert "do not reach it" in proved(late, Kernel.ATTENTION, graphs, attention_proofs()).why_off
 
@@ -127,7 +127,7 @@ def product(kind: GgmlType, outputs: int, batches: tuple[int, ...] = (), matrice
     )
 
 
-def left_operations(graphs: GgmlGraphs) -> Iterator[tuple[Kernel, AbstractContextManager[Computing]]]:
+def unsupported_operations(graphs: GgmlGraphs) -> Iterator[tuple[Kernel, AbstractContextManager[Computing]]]:
     random = np.random.default_rng(0)
     cells = attention_case(random, random_pool(random, 96), width=64, cell_type=GgmlType.Q4_0)
     yield Kernel.ATTENTION, graphs.attending(cells)
@@ -140,8 +140,8 @@ def left_operations(graphs: GgmlGraphs) -> Iterator[tuple[Kernel, AbstractContex
     yield Kernel.PRODUCTS, graphs.multiplying(product(GgmlType.Q8_0, 80, (3, 2), 2))
 
 
-def test_what_kernels_do_not_do_is_left_to_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    for kernel, operation in left_operations(graphs):
+def test_ggml_computes_operations_without_a_kernel(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+    for kernel, operation in unsupported_operations(graphs):
         with operation as compute:
             theirs, num_done = compute(2), library.num_done(kernel)
             library.switch_on(kernel)
@@ -150,9 +150,9 @@ def test_what_kernels_do_not_do_is_left_to_ggml(library: KernelLibrary, graphs: 
         assert library.num_done(kernel) == num_done
 
 
-def test_an_engine_says_what_it_computes_with(library: KernelLibrary) -> None:
-    for asked, expected in (("auto", library.instruction_set), ("off", "off: --kernels off")):
-        options = EngineOptions(model_path=str(tiny_model_path()), kv_tokens=512, max_seqs=2, kernels=asked)
+def test_an_engine_reports_its_kernels(library: KernelLibrary) -> None:
+    for mode, expected in (("auto", library.instruction_set), ("off", "off: --kernels off")):
+        options = EngineOptions(model_path=str(tiny_model_path()), kv_tokens=512, max_seqs=2, kernels=mode)
         backend = LlamaBackend.load(options, lambda fraction: None)
         backend.close()
         assert backend.info.kernels.described["attention"] == expected
@@ -210,8 +210,8 @@ def test_each_expert_gets_its_share_of_the_rows(layouts: LayoutGraphs) -> None:
 @pytest.mark.parametrize("experts", [None, 3])
 def test_products_left_to_ggml(library: KernelLibrary, layouts: LayoutGraphs, experts: int | None) -> None:
     library.switch_on(Kernel.PRODUCTS)
-    for left, kinds in (((GgmlType.Q8_0,), (GgmlType.Q4_0,)), ((), (GgmlType.Q8_0, GgmlType.Q4_0))):
-        library.leave(left)
+    for left_types, kinds in (((GgmlType.Q8_0,), (GgmlType.Q4_0,)), ((), (GgmlType.Q8_0, GgmlType.Q4_0))):
+        library.leave(left_types)
         for kind in (GgmlType.Q8_0, GgmlType.Q4_0):
             before = library.num_done(Kernel.PRODUCTS)
             with layouts.plain(weights(kind, experts), [2]) as computing:

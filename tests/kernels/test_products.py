@@ -21,20 +21,20 @@ from openai_cpu_server.kernels.graphs import (
     random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
-from tests.kernels.library import by_kernel
+from tests.kernels.library import compute_with
 
 Doubles = npt.NDArray[np.float64]
 
-_OF_EACH_ENGINE = (GgmlType.Q4_1, GgmlType.MXFP4, GgmlType.Q4_K, GgmlType.IQ3_S)
-"""Whose products differ in more than how weights are unpacked."""
-_STEPS = 127  # an activation is one of so many steps of the largest beside it, and their negatives
-_SUM_ERROR = 1e-5  # what sums of floats may lose, as a share of the largest result there could be
+_TYPES_OF_EACH_LOOP = (GgmlType.Q4_1, GgmlType.MXFP4, GgmlType.Q4_K, GgmlType.IQ3_S)
+"""Types whose products differ in more than the unpacking of weights."""
+_STEPS = 127  # steps from 0 to the largest activation of a unit, and as many negative ones
+_SUM_ERROR = 1e-5  # rounding of sums of floats, as a share of the largest possible result
 
 
 def product_case(
     random: np.random.Generator, kind: GgmlType, *, rows: int, outputs: int, depth: int, size: float = 1.0
 ) -> ProductCase:
-    """Rows of activations of very different size, with some large values in them."""
+    """Make rows of activations of very different size, with some large values in them."""
     sizes = np.exp(2 * random.standard_normal((rows, 1)))
     activations = sizes * random.standard_normal((rows, depth)) ** 3
     return ProductCase(
@@ -54,7 +54,7 @@ def expert_case(
     depth: int = 512,
     has_own_rows: bool = False,
 ) -> ProductCase:
-    """`experts`: (tokens, slots). `has_own_rows`: each slot of a token has its own activations."""
+    """Make a case of experts (tokens, slots). With `has_own_rows` each slot has its own activations."""
     tokens, slots = experts.shape
     rows = slots if has_own_rows else 1
     plain = product_case(random, kind, rows=tokens * rows, outputs=num_experts * outputs, depth=depth)
@@ -66,7 +66,7 @@ def expert_case(
     )
 
 
-def chosen(random: np.random.Generator, *, tokens: int, slots: int, num_experts: int) -> Ints:
+def choose_experts(random: np.random.Generator, *, tokens: int, slots: int, num_experts: int) -> Ints:
     return random.random((tokens, num_experts)).argsort(axis=1)[:, :slots].astype(np.int32)
 
 
@@ -74,36 +74,36 @@ def stored_weights(graphs: GgmlGraphs, case: ProductCase) -> Doubles:
     return graphs.unpacked(case).astype(np.float64)
 
 
-def multiplied(case: ProductCase, activations: Doubles, weights: Doubles) -> Doubles:
-    """What belongs to the case's activations times what belongs to its weights, whatever their depth."""
+def multiply(case: ProductCase, activations: Doubles, weights: Doubles) -> Doubles:
+    """Multiply values in place of the case's activations by values in place of its weights, of any depth."""
     if case.experts is None:
         if weights.ndim == 3:
             weights = np.repeat(weights, len(activations) // len(weights), axis=0)
         return activations @ weights.swapaxes(-1, -2)
     found = np.zeros(case.shape)
     activations = np.broadcast_to(activations, (*case.experts.shape, activations.shape[-1]))
-    for expert, of_expert in enumerate(weights):
-        found[case.experts == expert] = activations[case.experts == expert] @ of_expert.T
+    for expert, expert_weights in enumerate(weights):
+        found[case.experts == expert] = activations[case.experts == expert] @ expert_weights.T
     return found
 
 
 def exact_product(case: ProductCase, weights: Doubles) -> Doubles:
-    return multiplied(case, case.activations.astype(np.float64), weights)
+    return multiply(case, case.activations.astype(np.float64), weights)
 
 
 def largest_error(case: ProductCase, weights: Doubles) -> Doubles:
-    """How far from exact each result may be if every activation is rounded to the nearest step."""
-    unit = num_weights_of_block(case.weight_type)  # activations are rounded together
+    """Return the largest error of each result if every activation is rounded to the nearest step."""
+    unit = num_weights_of_block(case.weight_type)  # activations of a unit have one scale
     weights = np.abs(weights)
     activations = np.abs(case.activations.astype(np.float64))
     half_steps = activations.reshape(*activations.shape[:-1], -1, unit).max(axis=-1) / _STEPS / 2
     by_unit = weights.reshape(*weights.shape[:-1], -1, unit).sum(axis=-1)
-    return multiplied(case, half_steps, by_unit) + _SUM_ERROR * multiplied(case, activations, weights)
+    return multiply(case, half_steps, by_unit) + _SUM_ERROR * multiply(case, activations, weights)
 
 
-def computed(library: KernelLibrary, graphs: GgmlGraphs, case: ProductCase) -> Floats:
+def compute_product(library: KernelLibrary, graphs: GgmlGraphs, case: ProductCase) -> Floats:
     with graphs.multiplying(case) as compute:
-        return by_kernel(library, Kernel.PRODUCTS, compute)
+        return compute_with(library, Kernel.PRODUCTS, compute)
 
 
 Check = Callable[[ProductCase], None]
@@ -120,10 +120,10 @@ def check(library: KernelLibrary, graphs: GgmlGraphs) -> Check:
     def check(case: ProductCase) -> None:
         weights = stored_weights(graphs, case)
         with graphs.multiplying(case) as compute:
-            found = by_kernel(library, Kernel.PRODUCTS, compute, 1)
+            found = compute_with(library, Kernel.PRODUCTS, compute, 1)
             assert np.all(np.abs(found - exact_product(case, weights)) <= largest_error(case, weights))
             for threads in (2, 3):
-                assert np.array_equal(by_kernel(library, Kernel.PRODUCTS, compute, threads), found)
+                assert np.array_equal(compute_with(library, Kernel.PRODUCTS, compute, threads), found)
 
     return check
 
@@ -149,16 +149,16 @@ def test_types_shapes_and_sizes_of_numbers(check: Check, kind: GgmlType) -> None
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
 def test_a_row_is_independent(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
-    """To the last bit: so a greedy answer does not depend on who else is served."""
+    """Results are equal to the last bit, so that a greedy answer does not depend on other requests."""
     case = product_case(np.random.default_rng(0), kind, rows=70, outputs=100, depth=768)
-    together = computed(library, graphs, case)
+    together = compute_product(library, graphs, case)
     for first, last in ((0, 1), (1, 3), (3, 8), (8, 70)):
         alone = msgspec.structs.replace(case, activations=case.activations[first:last])
-        assert np.array_equal(computed(library, graphs, alone), together[first:last])
+        assert np.array_equal(compute_product(library, graphs, alone), together[first:last])
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-def test_it_is_as_near_to_exact_as_ggml(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
+def test_products_are_as_exact_as_ggmls(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
     random = np.random.default_rng(0)
     case = ProductCase(
         weights=random_weights(kind, 300, 1024, random),
@@ -168,12 +168,12 @@ def test_it_is_as_near_to_exact_as_ggml(library: KernelLibrary, graphs: GgmlGrap
     exact = exact_product(case, stored_weights(graphs, case))
     with graphs.multiplying(case) as compute:
         theirs = np.std(compute(2) - exact)
-    assert np.std(computed(library, graphs, case) - exact) <= 1.01 * theirs
+    assert np.std(compute_product(library, graphs, case) - exact) <= 1.01 * theirs
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-def test_weights_at_the_ends_of_their_range(check: Check, graphs: GgmlGraphs, kind: GgmlType) -> None:
-    """Sums of bytes are largest here: where 16 bits were too few, it would show."""
+def test_extreme_weights(check: Check, graphs: GgmlGraphs, kind: GgmlType) -> None:
+    """Sums of bytes are largest here, where they could overflow 16 bits."""
     random = np.random.default_rng(0)
     for byte in (0x00, 0x77, 0x80, 0xFF):
         weights = random_weights(kind, 33, 512, random, bytes_of=range(byte, byte + 1))
@@ -187,28 +187,28 @@ def test_zeros_and_a_broken_row(library: KernelLibrary, graphs: GgmlGraphs, kind
     case = product_case(np.random.default_rng(0), kind, rows=8, outputs=40, depth=512)
     for zero in ("activations", "weights"):
         nothing = msgspec.structs.replace(case, **{zero: np.zeros_like(getattr(case, zero))})
-        assert not computed(library, graphs, nothing).any()
-    healthy, others = computed(library, graphs, case), np.arange(8) != 3
+        assert not compute_product(library, graphs, nothing).any()
+    healthy, others = compute_product(library, graphs, case), np.arange(8) != 3
     for broken in (np.nan, np.inf, -np.inf):
         case.activations[3, 300] = broken
-        found = computed(library, graphs, case)
+        found = compute_product(library, graphs, case)
         assert not np.isfinite(found[3]).any()
         assert np.array_equal(found[others], healthy[others])
 
 
 def test_scratch_grows_where_ggml_has_too_little(check: Check) -> None:
-    """ggml plans no more than it needs for Q8_0; sums take more, and the larger product comes second."""
+    """ggml plans only the scratch for Q8_0. Sums take more, and each product here is larger than the last."""
     random = np.random.default_rng(0)
     for rows in (1, 40, 400):
         check(product_case(random, GgmlType.Q8_0, rows=rows, outputs=32, depth=1024))
 
 
-@pytest.mark.parametrize("kind", _OF_EACH_ENGINE)
+@pytest.mark.parametrize("kind", _TYPES_OF_EACH_LOOP)
 def test_experts(check: Check, kind: GgmlType) -> None:
-    """Four of 12 experts for each token; at last one expert has all rows, and twice those of a token."""
+    """Tokens have four of 12 experts each. In the last case one expert has both slots of all tokens."""
     for tokens, has_own_rows in ((1, False), (3, True), (40, False)):
         random = np.random.default_rng(tokens)
-        experts = chosen(random, tokens=tokens, slots=4, num_experts=12)
+        experts = choose_experts(random, tokens=tokens, slots=4, num_experts=12)
         check(expert_case(random, kind, experts, num_experts=12, has_own_rows=has_own_rows))
     check(expert_case(random, kind, np.full((70, 2), 3, np.int32), num_experts=4))
 
@@ -223,38 +223,38 @@ def test_shapes_of_experts(
 ) -> None:
     random = np.random.default_rng(tokens)
     shape = {"num_experts": num, "outputs": outputs, "depth": depth}
-    experts = chosen(random, tokens=tokens, slots=slots, num_experts=num)
+    experts = choose_experts(random, tokens=tokens, slots=slots, num_experts=num)
     check(expert_case(random, GgmlType.Q4_K, experts, has_own_rows=has_own_rows, **shape))
 
 
-@pytest.mark.parametrize("kind", _OF_EACH_ENGINE)
+@pytest.mark.parametrize("kind", _TYPES_OF_EACH_LOOP)
 def test_a_token_is_independent(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
-    """To the last bit, and the same as each expert's product alone."""
+    """Results are equal to the last bit, also to those of each expert's product alone."""
     random = np.random.default_rng(0)
-    experts = chosen(random, tokens=50, slots=3, num_experts=8)
+    experts = choose_experts(random, tokens=50, slots=3, num_experts=8)
     case = expert_case(random, kind, experts, num_experts=8, has_own_rows=True)
-    together = computed(library, graphs, case)
+    together = compute_product(library, graphs, case)
     for first, last in ((0, 1), (1, 3), (3, 50)):
         alone = msgspec.structs.replace(
             case, activations=case.activations[first:last], experts=experts[first:last]
         )
-        assert np.array_equal(computed(library, graphs, alone), together[first:last])
+        assert np.array_equal(compute_product(library, graphs, alone), together[first:last])
     for expert in (0, 7):
         plain = msgspec.structs.replace(
             case, weights=case.weights[expert], activations=case.activations[experts == expert], experts=None
         )
-        assert np.array_equal(computed(library, graphs, plain), together[experts == expert])
+        assert np.array_equal(compute_product(library, graphs, plain), together[experts == expert])
 
 
 @pytest.mark.parametrize("number", [-1, 5, 2**31 - 1, -(2**31)])
 def test_an_unknown_expert_gives_zeros(library: KernelLibrary, graphs: GgmlGraphs, number: int) -> None:
     random = np.random.default_rng(0)
-    experts = chosen(random, tokens=6, slots=2, num_experts=5)
+    experts = choose_experts(random, tokens=6, slots=2, num_experts=5)
     case = expert_case(random, GgmlType.Q8_0, experts, num_experts=5)
-    expected = computed(library, graphs, case)
+    expected = compute_product(library, graphs, case)
     expected[2, 1] = expected[4, 0] = 0
     experts[2, 1] = experts[4, 0] = number
-    assert np.array_equal(computed(library, graphs, case), expected)
+    assert np.array_equal(compute_product(library, graphs, case), expected)
 
 
 @pytest.mark.parametrize(
@@ -278,5 +278,5 @@ def test_batches(
     if matrices > 1:
         check(msgspec.structs.replace(case, weights=plain.weights.reshape(matrices, 40, -1)))
     else:
-        found = computed(library, graphs, case)
-        assert np.array_equal(found.reshape(num_rows, 40), computed(library, graphs, plain))
+        found = compute_product(library, graphs, case)
+        assert np.array_equal(found.reshape(num_rows, 40), compute_product(library, graphs, plain))

@@ -1,4 +1,4 @@
-"""The kernel of recurrent layers against plain loops over doubles, ggml, and itself in other company."""
+"""The kernel of recurrent layers against plain loops over doubles, ggml, and itself in other batches."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from openai_cpu_server.kernels.graphs import (
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 from openai_cpu_server.llama.backend import LlamaBackend
-from tests.kernels.library import by_kernel
-from tests.llama.driver import loaded, opened
+from tests.kernels.library import compute_with
+from tests.llama.driver import loaded, open_slot
 from tests.tiny_model import tiny_model_path
 
 Doubles = npt.NDArray[np.float64]
@@ -32,7 +32,7 @@ READS = {
     "shared": (5, 5, 1),
     "in each other's place": (2, 3, 1),
     "one moves": (1, 6, 3),
-}  # the cells that sequences read, which write those from 1 on
+}  # cells that the sequences read; they write those from 1 on
 
 
 def normal(random: np.random.Generator, *shape: int) -> Floats:
@@ -93,24 +93,24 @@ def convolution(
 
 CASES: dict[str, Callable[..., RecurrentCase]] = {
     "delta net": delta_net,
-    "delta net of 128": lambda **how: delta_net(width=128, **how),
-    "delta net with gates of columns": lambda **how: delta_net(per_column=True, **how),
+    "delta net of 128": lambda **shape: delta_net(width=128, **shape),
+    "delta net with gates of columns": lambda **shape: delta_net(per_column=True, **shape),
     "scan of Mamba 2": scan,
-    "scan of Mamba 1": lambda **how: scan(single_rows=True, **how),
+    "scan of Mamba 1": lambda **shape: scan(single_rows=True, **shape),
     "convolution of 4": convolution,
-    "convolution of 3, alone": lambda **how: convolution(taps=3, has_bias=False, **how),
-    "convolution of 2": lambda **how: convolution(taps=2, **how),
+    "convolution of 3, alone": lambda **shape: convolution(taps=3, has_bias=False, **shape),
+    "convolution of 2": lambda **shape: convolution(taps=2, **shape),
 }
 
 
-def expected(case: RecurrentCase) -> Doubles:
-    """By plain loops: results, then all of the memory."""
+def exact_result(case: RecurrentCase) -> Doubles:
+    """Compute the results, then the whole memory, by plain loops."""
     results, memory = [], case.states.astype(np.float64)
     cells = len(memory) // case.num_states
     for sequence, read in enumerate(case.reads):
         state, last = case.states[read].astype(np.float64), []
         for token in range(shape_of(case)[1]):
-            result, state = next_of(case, sequence, token, state)
+            result, state = next_state(case, sequence, token, state)
             results.append(result.ravel())
             last.insert(0, state.ravel())
         for age, state in enumerate(last[: case.num_states]):
@@ -124,7 +124,7 @@ def shape_of(case: RecurrentCase) -> tuple[int, int]:
     return sequences, tokens
 
 
-def next_of(case: RecurrentCase, sequence: int, token: int, state: Doubles) -> tuple[Doubles, Doubles]:
+def next_state(case: RecurrentCase, sequence: int, token: int, state: Doubles) -> tuple[Doubles, Doubles]:
     def of(values: Floats) -> Doubles:
         return values[sequence, token].astype(np.float64)
 
@@ -151,7 +151,7 @@ def next_of(case: RecurrentCase, sequence: int, token: int, state: Doubles) -> t
 def compute(library: KernelLibrary, graphs: GgmlGraphs) -> Callable[..., Floats]:
     def compute(case: RecurrentCase, *, threads: int = 2) -> Floats:
         with graphs.recurring(case) as run:
-            return by_kernel(library, Kernel.RECURRENT, run, threads)
+            return compute_with(library, Kernel.RECURRENT, run, threads)
 
     return compute
 
@@ -168,22 +168,23 @@ def is_close(found: Floats, exact: Doubles) -> bool:
 def test_states(compute: Compute, make: Callable[..., RecurrentCase], reads: tuple[int, ...]) -> None:
     for tokens in (1, 5, 70):
         case = make(tokens=tokens, reads=reads)
-        assert is_close(compute(case), expected(case))
+        assert is_close(compute(case), exact_result(case))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "scan of Mamba 1"])
 def test_states_of_earlier_tokens_are_kept(compute: Compute, name: str) -> None:
-    """Fewer than are asked for after a few tokens; what else is in the memory stays. Mamba 1 keeps none."""
+    """A few tokens have fewer states than requested, and other memory stays. Mamba 1 stores none of them."""
     make = CASES[name]
     for tokens in (1, 2, 9, 40):
         for reads in ((1, 2, 3), (3, 9, 2)):
             case = make(tokens=tokens, reads=reads, num_states=3)
-            assert is_close(compute(case), expected(case))
+            assert is_close(compute(case), exact_result(case))
 
 
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_threads_and_cuts_change_nothing(compute: Compute, make: Callable[..., RecurrentCase]) -> None:
-    """To the last bit: so a greedy answer does not depend on who else is served, nor on a prompt's steps."""
+    """Results are equal to the last bit, so that a greedy answer depends neither on other requests nor on
+    the steps of a prompt."""
     case = make(tokens=19, reads=(4, 2, 6))
     together = compute(case)
     for threads in (1, 3):
@@ -213,11 +214,11 @@ def part_of(case: RecurrentCase, sequence: int, start: int, end: int) -> Recurre
 
 
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-def test_it_is_as_near_to_exact_as_ggml_and_a_broken_sequence_spoils_no_other(
+def test_results_are_as_close_to_exact_as_those_of_ggml_and_a_broken_sequence_spoils_no_other(
     graphs: GgmlGraphs, compute: Compute, make: Callable[..., RecurrentCase]
 ) -> None:
     case = make(tokens=20, reads=(1, 2, 3))
-    exact = expected(case)
+    exact = exact_result(case)
     with graphs.recurring(case) as run:
         theirs = np.std(run(2) - exact)
     healthy = compute(case)
@@ -232,25 +233,25 @@ def test_it_is_as_near_to_exact_as_ggml_and_a_broken_sequence_spoils_no_other(
 
 
 @pytest.mark.parametrize("name", ["tiny-mamba", "tiny-qwen35", "tiny-granitehybrid", "tiny-lfm2"])
-def test_whole_models_say_what_they_say_without_it(library: KernelLibrary, name: str) -> None:
-    """Sequences come, share their beginnings and go; some are in a step, and others are not."""
+def test_whole_models_compute_the_same_without_the_kernel(library: KernelLibrary, name: str) -> None:
+    """Steps have different subsets of four sequences."""
     found = []
     with loaded(tiny_model_path(shape=name), kernels="off", kv_type="f32", threads=2) as backend:
         for is_on in (False, True):
             (library.switch_on if is_on else library.switch_off)(Kernel.RECURRENT)
-            found.append(conversation(backend))
+            found.append(step_logprobs(backend))
     assert np.allclose(found[0], found[1], atol=0.01)
 
 
-def conversation(backend: LlamaBackend) -> Floats:
-    """Logarithms of probabilities after each step's tokens, in the order of the vocabulary."""
+def step_logprobs(backend: LlamaBackend) -> Floats:
+    """Return log-probabilities after each step's tokens, in the order of the vocabulary."""
     found, lengths = [], dict.fromkeys(range(4), 0)
     steps: list[dict[int, int]] = [{0: 70}, {0: 1}, {0: 1, 1: 20}, {0: 1, 1: 1, 2: 5, 3: 3}, {3: 1, 0: 1}]
     steps += [{1: 9, 2: 1}, {2: 1, 0: 1, 3: 2}, {0: 1, 1: 1, 2: 1, 3: 1}, {1: 130, 3: 1}]
     vocab = backend.info.vocab_size
     with ExitStack() as slots:
         for slot in lengths:
-            slots.enter_context(opened(backend, slot, (), top_logprobs=vocab))
+            slots.enter_context(open_slot(backend, slot, (), top_logprobs=vocab))
         for step in steps:
             spans = [
                 Span(slot, lengths[slot], tuple(3 + (7 * i + slot) % (vocab - 10) for i in range(size)), True)

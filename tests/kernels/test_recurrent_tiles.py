@@ -8,57 +8,59 @@ import pytest
 from openai_cpu_server.kernels.graphs import DeltaNetCase, Floats, GgmlGraphs
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 from openai_cpu_server.kernels.proof import TILES, delta_net_proofs, proved
-from tests.kernels.library import by_kernel
-from tests.kernels.test_recurrent import READS, conversation, delta_net, expected, part_of
+from tests.kernels.library import compute_with
+from tests.kernels.test_recurrent import READS, delta_net, exact_result, part_of, step_logprobs
 from tests.llama.driver import loaded
 from tests.tiny_model import tiny_model_path
 
 _ROUNDED = 1e-2  # to bf16
 
 
-def recurring(library: KernelLibrary, graphs: GgmlGraphs, case: DeltaNetCase, threads: int = 2) -> Floats:
+def compute_by_tiles(
+    library: KernelLibrary, graphs: GgmlGraphs, case: DeltaNetCase, threads: int = 2
+) -> Floats:
     with graphs.recurring(case) as compute:
-        return by_kernel(library, Kernel.RECURRENT_TILES, compute, threads)
+        return compute_with(library, Kernel.RECURRENT_TILES, compute, threads)
 
 
 def error(found: Floats, case: DeltaNetCase) -> float:
-    """Largest of the results and of the memory, as a share of the largest value there."""
-    exact, results = expected(case), found.size - case.states.size
+    """Largest error of the results and of the memory, as a share of the largest value in each."""
+    exact, results = exact_result(case), found.size - case.states.size
     parts = slice(None, results), slice(results, None)
     return max(float(np.abs(found[part] - exact[part]).max() / np.abs(exact[part]).max()) for part in parts)
 
 
 @pytest.mark.parametrize("width", [32, 64, 128, 160, 256])
 @pytest.mark.parametrize("tokens", [16, 32, 47, 48, 70, 300])
-def test_a_prompt_is_what_its_tokens_are_one_by_one(
+def test_a_prompt_equals_its_tokens_one_by_one(
     library: KernelLibrary, graphs: GgmlGraphs, width: int, tokens: int
 ) -> None:
     for name in ("stays", "in each other's place") if width == 64 else ("new cells",):
         case = delta_net(tokens=tokens, reads=READS[name], width=width)
         for threads in (1, 3):
-            assert error(recurring(library, graphs, case, threads), case) < _ROUNDED
+            assert error(compute_by_tiles(library, graphs, case, threads), case) < _ROUNDED
 
 
 def test_states_of_earlier_tokens_are_kept(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     for tokens in (20, 40, 70):
         for reads in ((1, 2, 3), (3, 9, 2)):
             case = delta_net(tokens=tokens, reads=reads, num_states=3)
-            assert error(recurring(library, graphs, case), case) < _ROUNDED
+            assert error(compute_by_tiles(library, graphs, case), case) < _ROUNDED
 
 
 def test_a_sequence_does_not_depend_on_others_or_threads(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     case = delta_net(tokens=75, reads=(4, 2, 6))
-    together = recurring(library, graphs, case, threads=1)
-    assert np.array_equal(recurring(library, graphs, case, threads=3), together)
+    together = compute_by_tiles(library, graphs, case, threads=1)
+    assert np.array_equal(compute_by_tiles(library, graphs, case, threads=3), together)
     size = (together.size - case.states.size) // 3
     for sequence in range(3):
         part = part_of(case, sequence, 0, 75)
         assert isinstance(part, DeltaNetCase)
-        alone = recurring(library, graphs, part)
+        alone = compute_by_tiles(library, graphs, part)
         assert np.array_equal(alone[:size], together[sequence * size : (sequence + 1) * size])
     for broken in (np.nan, np.inf):
         case.states[2, 5] = broken
-        found = recurring(library, graphs, case)
+        found = compute_by_tiles(library, graphs, case)
         assert not np.isfinite(found[size : 2 * size]).all()
         assert np.array_equal(found[:size], together[:size])
         assert np.array_equal(found[2 * size : 3 * size], together[2 * size : 3 * size])
@@ -68,32 +70,32 @@ def test_a_sequence_does_not_depend_on_others_or_threads(library: KernelLibrary,
 def test_states_that_stay_or_vanish(library: KernelLibrary, graphs: GgmlGraphs, gate: float) -> None:
     case = delta_net(tokens=100, reads=(1, 2))
     case.gates[:, ::7] = gate
-    assert error(recurring(library, graphs, case), case) < _ROUNDED
+    assert error(compute_by_tiles(library, graphs, case), case) < _ROUNDED
 
 
 def test_errors_do_not_grow_with_a_long_prompt(library: KernelLibrary, graphs: GgmlGraphs) -> None:
-    """The matrix that is inverted is then as far from the unit matrix as it can be, and nothing decays."""
+    """The inverted matrix is as far from the unit matrix as possible, and nothing decays."""
     case = delta_net(tokens=1000, reads=(1,), width=128)
     case.keys[:] = case.keys[:, :1] + 0.1 * case.keys
     case.keys[:] /= np.linalg.norm(case.keys, axis=-1, keepdims=True)
     case.betas[:] = 1
     case.gates[:] = 0
-    assert error(recurring(library, graphs, case), case) < 2 * _ROUNDED
+    assert error(compute_by_tiles(library, graphs, case), case) < 2 * _ROUNDED
 
 
-def test_a_whole_model_says_nearly_the_same_by_them(library: KernelLibrary) -> None:
+def test_a_whole_model_computes_nearly_the_same_by_tiles(library: KernelLibrary) -> None:
     found = []
     with loaded(tiny_model_path(shape="tiny-qwen35"), kernels="off", kv_type="f32", threads=2) as backend:
         for is_on in (False, True):
             (library.switch_on if is_on else library.switch_off)(Kernel.RECURRENT_TILES)
             num_done = library.num_done(Kernel.RECURRENT_TILES)
-            found.append(conversation(backend))
+            found.append(step_logprobs(backend))
             assert (library.num_done(Kernel.RECURRENT_TILES) > num_done) is is_on
     assert np.allclose(found[0], found[1], atol=0.1)
     assert not np.array_equal(found[0], found[1])
 
 
-def test_few_tokens_and_gates_of_columns_are_left(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+def test_few_tokens_and_gates_of_columns_do_not_use_tiles(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     library.switch_on(Kernel.RECURRENT_TILES)
     num_done = library.num_done(Kernel.RECURRENT_TILES)
     cases = (
@@ -107,5 +109,5 @@ def test_few_tokens_and_gates_of_columns_are_left(library: KernelLibrary, graphs
     assert library.num_done(Kernel.RECURRENT_TILES) == num_done
 
 
-def test_it_is_proved_against_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+def test_delta_net_tiles_are_verified_against_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     assert proved(library, Kernel.RECURRENT_TILES, graphs, delta_net_proofs()).instruction_set == TILES

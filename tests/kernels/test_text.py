@@ -1,8 +1,6 @@
-"""A trained model over real text: our attention is as near to attention without tricks as ggml's is."""
+"""A trained model over real text: our attention is as close to plain attention as that of ggml."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,23 +9,23 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.kernels.library import KernelLibrary
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from tests.kernels.library import ROOT
 from tests.kernels.pools import Doubles
-from tests.llama.driver import feed, logprobs, opened
+from tests.llama.driver import feed, logprobs, open_slot
 
-ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "model_assets" / "demo.gguf"
 _TOKENS = 288
 _CHUNK = 24
 
 
 def predictions(tokens: list[int], **options: object) -> Doubles:
-    """(positions, vocabulary): log-probabilities after each chunk of the text, beside a second sequence."""
+    """Return log-probabilities (positions, vocabulary) after each chunk, beside a second sequence."""
     backend = LlamaBackend.load(
         EngineOptions(model_path=str(MODEL), kv_tokens=1024, max_seqs=4, threads=1, **options),  # type: ignore[arg-type]
         lambda fraction: None,
     )
     found = np.zeros((_TOKENS // _CHUNK, backend.info.vocab_size))
-    with opened(backend, 0, tokens, top_logprobs=backend.info.vocab_size), opened(backend, 1, tokens):
+    with open_slot(backend, 0, tokens, top_logprobs=backend.info.vocab_size), open_slot(backend, 1, tokens):
         for number, start in enumerate(range(0, _TOKENS, _CHUNK)):
             feed(backend, 1, start, tokens[start : start + _CHUNK])
             feed(backend, 0, start, tokens[start : start + _CHUNK - 1])
@@ -44,7 +42,7 @@ def divergence(found: Doubles, reference: Doubles) -> float:
 
 
 @pytest.mark.thorough
-def test_predictions_stay_as_near_as_ggmls(library: KernelLibrary) -> None:
+def test_predictions_are_as_close_as_those_of_ggml(library: KernelLibrary) -> None:
     with Vocabulary.open(MODEL) as vocabulary:
         readme = (ROOT / "README.md").read_text()
         tokens = vocabulary.encode(readme, add_special=True, parse_special=False)[:_TOKENS]

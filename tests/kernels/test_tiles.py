@@ -17,21 +17,28 @@ from openai_cpu_server.kernels.graphs import (
     random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
-from tests.kernels.library import by_kernel
+from tests.kernels.library import compute_with
 from tests.kernels.test_products import (
-    chosen,
+    choose_experts,
     exact_product,
     expert_case,
-    multiplied,
+    multiply,
     product_case,
     stored_weights,
 )
 
-NUMBERS = (GgmlType.F16, GgmlType.BF16)
-EXACT = (GgmlType.MXFP4, GgmlType.BF16)
-"""Types whose weights are bf16's."""
-OF_BYTES = (GgmlType.Q4_K, GgmlType.Q5_K, GgmlType.Q6_K)
-OF_EACH_ORDER = (GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.Q2_K, GgmlType.Q4_0, GgmlType.Q8_0, GgmlType.MXFP4)
+FLOAT_TYPES = (GgmlType.F16, GgmlType.BF16)
+EXACT_TYPES = (GgmlType.MXFP4, GgmlType.BF16)
+"""Types whose weights bf16 holds exactly."""
+BYTE_TYPES = (GgmlType.Q4_K, GgmlType.Q5_K, GgmlType.Q6_K)
+TYPES_OF_EACH_ORDER = (
+    GgmlType.Q4_K,
+    GgmlType.Q6_K,
+    GgmlType.Q2_K,
+    GgmlType.Q4_0,
+    GgmlType.Q8_0,
+    GgmlType.MXFP4,
+)
 
 
 def to_bf16(numbers: Floats) -> npt.NDArray[np.float64]:
@@ -43,39 +50,40 @@ def to_bf16(numbers: Floats) -> npt.NDArray[np.float64]:
 def by_tiles(
     library: KernelLibrary, graphs: GgmlGraphs, case: ProductCase, threads: int = 2, *, rows: int | None = 1
 ) -> Floats:
-    """Experts with so many rows or more go through tiles."""
+    """Multiply by tiles where an expert has at least `rows` rows."""
     library.use_tiles_from(case.weight_type, rows)
     with graphs.multiplying(case) as compute:
-        return by_kernel(library, Kernel.TILES, compute, threads)
+        return compute_with(library, Kernel.TILES, compute, threads)
 
 
-def of_blocks(magnitudes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Largest magnitude of each number's block of 256."""
+def block_maxima(magnitudes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the largest magnitude in the block of 256 of each number."""
     unit = 256 if magnitudes.shape[-1] % 256 == 0 else magnitudes.shape[-1]
     blocks = magnitudes.reshape(*magnitudes.shape[:-1], -1, unit)
     return np.broadcast_to(blocks.max(axis=-1, keepdims=True), blocks.shape).reshape(magnitudes.shape)
 
 
 def largest_error(case: ProductCase, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Error of rounded weights, if activations are rounded exactly to bf16, or of both as bytes. Scales and
-    offsets are halves, so a small weight has an error of the block's largest."""
+    """Bound the error of rounded weights, where activations are rounded to bf16 or both to bytes.
+
+    Scales and offsets have 16 bits, so the error of a small weight follows the largest of its block."""
     magnitudes, activations = np.abs(weights), np.abs(case.activations.astype(np.float64))
-    if case.weight_type in OF_BYTES:
-        of_weights, of_activations = of_blocks(magnitudes) / 200, of_blocks(activations) / 253
-        return multiplied(case, activations, of_weights) + multiplied(
-            case, of_activations, magnitudes + of_weights
+    if case.weight_type in BYTE_TYPES:
+        weight_errors, activation_errors = block_maxima(magnitudes) / 200, block_maxima(activations) / 253
+        return multiply(case, activations, weight_errors) + multiply(
+            case, activation_errors, magnitudes + weight_errors
         )
     errors = 1e-6 * magnitudes
-    if case.weight_type not in EXACT:
-        errors = 2.0**-8 * magnitudes + 2.0**-9 * of_blocks(magnitudes) + 2.0**-21
-    return multiplied(case, activations, errors)
+    if case.weight_type not in EXACT_TYPES:
+        errors = 2.0**-8 * magnitudes + 2.0**-9 * block_maxima(magnitudes) + 2.0**-21
+    return multiply(case, activations, errors)
 
 
 def check(library: KernelLibrary, graphs: GgmlGraphs, case: ProductCase) -> None:
     weights = stored_weights(graphs, case)
     found = by_tiles(library, graphs, case, 1)
     exact = case.activations.astype(np.float64)
-    expected = multiplied(case, exact if case.weight_type in OF_BYTES else to_bf16(case.activations), weights)
+    expected = multiply(case, exact if case.weight_type in BYTE_TYPES else to_bf16(case.activations), weights)
     assert np.all(np.abs(found - expected) <= largest_error(case, weights))
     assert np.array_equal(by_tiles(library, graphs, case, 3), found)
 
@@ -92,7 +100,7 @@ def test_types_shapes_and_sizes_of_numbers(
     unit = max(32, num_weights_of_block(kind))
     for rows, outputs, units in _SHAPES:
         depth = units * unit if unit == 32 else (units + 7) // 8 * unit
-        depth -= 5 if kind in NUMBERS else 0
+        depth -= 5 if kind in FLOAT_TYPES else 0
         check(library, graphs, product_case(random, kind, rows=rows, outputs=outputs, depth=depth, size=1e-2))
     for size in (1e-3, 1, 1e3):
         check(library, graphs, product_case(random, kind, rows=20, outputs=40, depth=512, size=size))
@@ -112,12 +120,12 @@ def test_error_of_gaussian_numbers(library: KernelLibrary, graphs: GgmlGraphs, k
     )
     exact = exact_product(case, stored_weights(graphs, case))
     error = np.std(by_tiles(library, graphs, case) - exact) / np.std(exact)
-    assert error < (0.0018 if kind in EXACT else 0.01 if kind in OF_BYTES else 0.0028)
+    assert error < (0.0018 if kind in EXACT_TYPES else 0.01 if kind in BYTE_TYPES else 0.0028)
 
 
-@pytest.mark.parametrize("kind", OF_EACH_ORDER)
+@pytest.mark.parametrize("kind", TYPES_OF_EACH_ORDER)
 def test_a_row_is_independent(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
-    """To the last bit, among all numbers of rows that tiles multiply: sums have one order."""
+    """Results are equal to the last bit for any number of rows, because sums have one order."""
     case = product_case(np.random.default_rng(0), kind, rows=70, outputs=70, depth=2304, size=1e-2)
     together = by_tiles(library, graphs, case)
     for first, last in ((0, 1), (1, 17), (17, 50), (3, 70)):
@@ -125,7 +133,7 @@ def test_a_row_is_independent(library: KernelLibrary, graphs: GgmlGraphs, kind: 
         assert np.array_equal(by_tiles(library, graphs, alone), together[first:last])
 
 
-@pytest.mark.parametrize("kind", OF_EACH_ORDER)
+@pytest.mark.parametrize("kind", TYPES_OF_EACH_ORDER)
 def test_zeros_and_a_broken_row(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
     case = product_case(np.random.default_rng(0), kind, rows=40, outputs=40, depth=512, size=1e-2)
     for zero in ("activations", "weights"):
@@ -155,22 +163,22 @@ def test_the_number_of_rows_decides(library: KernelLibrary, graphs: GgmlGraphs, 
     case = product_case(np.random.default_rng(0), kind, rows=20, outputs=40, depth=512)
     library.switch_on(Kernel.TILES)
     with graphs.multiplying(case) as compute:
-        for rows, does in ((20, True), (21, False), (0, True), (None, False)):
+        for rows, uses_tiles in ((20, True), (21, False), (0, True), (None, False)):
             library.use_tiles_from(kind, rows)
             num_done = library.num_done(Kernel.TILES)
             compute(2)
-            assert (library.num_done(Kernel.TILES) > num_done) == does
+            assert (library.num_done(Kernel.TILES) > num_done) == uses_tiles
 
 
 @pytest.mark.parametrize("kind", [GgmlType.Q4_K, GgmlType.MXFP4, GgmlType.F16])
 def test_experts_with_many_rows_and_with_few(
     library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType
 ) -> None:
-    """Each row has the bits of its expert's product alone, by the kernel that its number of rows selects."""
+    """An expert's product equals its product alone, by the kernel that its number of rows selects."""
     random = np.random.default_rng(0)
-    experts = np.concatenate([chosen(random, tokens=90, slots=2, num_experts=3), np.full((3, 2), 4)]).astype(
-        np.int32
-    )
+    experts = np.concatenate(
+        [choose_experts(random, tokens=90, slots=2, num_experts=3), np.full((3, 2), 4)]
+    ).astype(np.int32)
     experts[-1, 1] = 5
     case = expert_case(random, kind, experts, num_experts=6, depth=768, has_own_rows=True)
     found = by_tiles(library, graphs, case, rows=20)
@@ -183,7 +191,7 @@ def test_experts_with_many_rows_and_with_few(
         has_many = (experts == expert).sum() >= 20 or not library.multiplies(kind)
         with graphs.multiplying(alone) as compute:
             library.use_tiles_from(kind, 1)
-            expected = by_kernel(library, Kernel.TILES if has_many else Kernel.PRODUCTS, compute)
+            expected = compute_with(library, Kernel.TILES if has_many else Kernel.PRODUCTS, compute)
         assert np.array_equal(found[experts == expert], expected)
 
 
@@ -200,9 +208,9 @@ def test_shapes_of_mixtures(
     outputs: int,
     depth: int,
 ) -> None:
-    """gpt-oss' depth, qwen3-moe's experts, and one that fits no tile."""
+    """Shapes of gpt-oss and qwen3-moe, and one that fills no tile."""
     random = np.random.default_rng(0)
-    experts = chosen(random, tokens=40, slots=used, num_experts=num_experts)
+    experts = choose_experts(random, tokens=40, slots=used, num_experts=num_experts)
     case = expert_case(random, kind, experts, num_experts=num_experts, outputs=outputs, depth=depth)
     check(library, graphs, case)
 
@@ -210,7 +218,7 @@ def test_shapes_of_mixtures(
 @pytest.mark.parametrize("number", [-1, 5, 2**31 - 1, -(2**31)])
 def test_an_unknown_expert_gives_zeros(library: KernelLibrary, graphs: GgmlGraphs, number: int) -> None:
     random = np.random.default_rng(0)
-    experts = chosen(random, tokens=60, slots=2, num_experts=5)
+    experts = choose_experts(random, tokens=60, slots=2, num_experts=5)
     case = expert_case(random, GgmlType.Q8_0, experts, num_experts=5)
     expected = by_tiles(library, graphs, case)
     expected[2, 1] = expected[4, 0] = 0
@@ -221,8 +229,8 @@ def test_an_unknown_expert_gives_zeros(library: KernelLibrary, graphs: GgmlGraph
 def test_activations_are_packed_once_for_products_that_share_them(
     library: KernelLibrary, graphs: GgmlGraphs
 ) -> None:
-    """Q, K and V, with types that have another order of columns in between; and again with other numbers in
-    the same place."""
+    """Multiply like Q, K and V, with types of another order of columns between them. The second round has
+    other numbers at the same address."""
     kinds = (GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.Q5_K, GgmlType.Q8_0, GgmlType.Q4_K)
     for seed in range(2):
         random = np.random.default_rng(seed)
@@ -234,7 +242,7 @@ def test_activations_are_packed_once_for_products_that_share_them(
             for kind in kinds
         ]
         with graphs.multiplying_each(cases) as compute:
-            together = by_kernel(library, Kernel.TILES, compute)
+            together = compute_with(library, Kernel.TILES, compute)
         assert np.array_equal(
             together, np.concatenate([by_tiles(library, graphs, case).ravel() for case in cases])
         )
@@ -255,7 +263,7 @@ def test_each_pair_of_matrices_in_a_batch(library: KernelLibrary, graphs: GgmlGr
 def test_a_long_prompt(
     library: KernelLibrary, graphs: GgmlGraphs, rows: int, outputs: int, depth: int
 ) -> None:
-    """More than one cut of rows, and of depth."""
+    """Rows and depth are cut more than once."""
     random = np.random.default_rng(0)
     check(
         library,

@@ -1,4 +1,4 @@
-"""Real llama.cpp on the tiny model; one backend for the stories that leave nothing behind."""
+"""Real llama.cpp on the tiny model, with backends that all tests of a session share."""
 
 from __future__ import annotations
 
@@ -28,14 +28,8 @@ def vocabulary(tiny: Path) -> Iterator[Vocabulary]:
 
 @pytest.fixture(scope="session")
 def backend(tiny: Path) -> Iterator[LlamaBackend]:
-    """Stories close the slots that they open."""
+    """Backend of the whole session, whose slots a test closes after use."""
     with loaded(tiny, kv_tokens=4096, max_seqs=8, prefill_tokens=2048, threads=1) as backend:
-        yield backend
-
-
-@pytest.fixture(scope="session")
-def roomy(tiny: Path) -> Iterator[LlamaBackend]:
-    with loaded(tiny, kv_tokens=8192, max_seqs=16, prefill_tokens=512, threads=1) as backend:
         yield backend
 
 

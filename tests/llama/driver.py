@@ -1,4 +1,4 @@
-"""Drives a backend as a scheduler would, for one sequence at a time or some together."""
+"""Helpers that drive a backend as a scheduler would, with one sequence or several."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from openai_cpu_server.llama.cells.context import OwnedContext
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.model import native_log
 from tests.engine.driver import Engine
+from tests.fakes import SPECULATION
 
 GREEDY = Sampling(seed=0, temperature=0)
 ENDLESS = Sampling(seed=0, temperature=0, ignore_eos=True)
 TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(250))
 OTHER = tuple(1 + (5 * i * i + 11 * i) % 900 for i in range(200))
+OFF, ALWAYS = (EngineOptions(model_path="", **SPECULATION[kind]) for kind in ("off", "always"))
 TOLERANCE = 0.02  # cells in another order, and steps of other sizes, round differently (docs/measurements.md)
 
 Logprobs = tuple[tuple[int, float], ...]  # of the whole vocabulary, best first
 
 
-def small(model: Path, **more: object) -> EngineOptions:
+def small_options(model: Path, **more: object) -> EngineOptions:
     """Options of a small backend whose results do not depend on the size of a step."""
     sizes = {"kv_tokens": 512, "max_seqs": 6, "prefill_tokens": 256}
     return EngineOptions(**{"model_path": str(model), "kernels": "invariant", **sizes, **more})
@@ -38,7 +40,7 @@ def small(model: Path, **more: object) -> EngineOptions:
 
 @contextmanager
 def loaded(model: Path, machine: Machine | None = None, **more: object) -> Iterator[LlamaBackend]:
-    backend = LlamaBackend.load(small(model, **more), lambda fraction: None, machine)
+    backend = LlamaBackend.load(small_options(model, **more), lambda fraction: None, machine)
     try:
         yield backend
     finally:
@@ -67,13 +69,13 @@ def native_lines() -> Iterator[list[str]]:
         log.install()
 
 
-def do(backend: LlamaBackend, *verbs: Verb) -> None:
+def execute(backend: LlamaBackend, *verbs: Verb) -> None:
     result = backend.execute(Step(verbs=verbs))
     assert result == StepResult(verbs_ms=result.verbs_ms)
 
 
 @contextmanager
-def opened(
+def open_slot(
     backend: LlamaBackend,
     slot: int,
     prompt: Sequence[int],
@@ -89,7 +91,7 @@ def opened(
         backend.execute(Step(verbs=(Close(slot),)))
 
 
-def sampled(
+def sample_token(
     backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int], *, sample: bool = True
 ) -> Sample:
     result = backend.execute(Step(spans=(Span(slot, start, tuple(tokens), sample),)))
@@ -97,13 +99,13 @@ def sampled(
     return result.samples.get(slot)
 
 
-feed = functools.partial(sampled, sample=False)
+feed = functools.partial(sample_token, sample=False)
 
 
 @contextmanager
-def holding(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterator[None]:
+def prefill(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterator[None]:
     tokens = [token for chunk in chunks for token in chunk]
-    with opened(backend, slot, tokens, top_logprobs=backend.info.vocab_size):
+    with open_slot(backend, slot, tokens, top_logprobs=backend.info.vocab_size):
         start = 0
         for chunk in chunks:
             feed(backend, slot, start, chunk)
@@ -112,40 +114,45 @@ def holding(backend: LlamaBackend, slot: int, *chunks: Sequence[int]) -> Iterato
 
 
 def logprobs(backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int]) -> Logprobs:
-    logprob = sampled(backend, slot, start, tokens).logprob
+    logprob = sample_token(backend, slot, start, tokens).logprob
     assert len(logprob.top) == backend.info.vocab_size
     return logprob.top
 
 
-def assert_close(some: Logprobs, others: Logprobs, tolerance: float = TOLERANCE) -> None:
-    expected = dict(others)
-    assert [logprob for _, logprob in some] == pytest.approx([expected[t] for t, _ in some], abs=tolerance)
+def assert_close(found: Logprobs, expected: Logprobs, tolerance: float = TOLERANCE) -> None:
+    by_token = dict(expected)
+    assert [logprob for _, logprob in found] == pytest.approx([by_token[t] for t, _ in found], abs=tolerance)
 
 
 @contextmanager
-def pressing(interrupt: Callable[[], None], context: OwnedContext, at_node: int = 1) -> Iterator[None]:
-    """Call `interrupt` behind this node of a graph, where llama.cpp asks whether to go on, and behind each
-    later one. The context's own switch answers."""
+def repeated_interrupts(
+    interrupt: Callable[[], None], context: OwnedContext, at_node: int = 1
+) -> Iterator[None]:
+    """Call `interrupt` after a node of the graph and after each later one, from the abort callback.
+
+    The context's own switch still decides whether to abort."""
     params = llama_cpp.llama_context_default_params()
     context._abort.connect(params)
-    asked = itertools.count(1)
+    nodes = itertools.count(1)
 
     @llama_cpp.ggml_abort_callback
-    def press(data: int) -> bool:
-        if next(asked) >= at_node:
+    def call_interrupt(data: int) -> bool:
+        if next(nodes) >= at_node:
             interrupt()
         return bool(params.abort_callback(data))
 
-    llama_cpp.llama_set_abort_callback(context.handle, press, params.abort_callback_data)
+    llama_cpp.llama_set_abort_callback(context.handle, call_interrupt, params.abort_callback_data)
     try:
         yield
     finally:
         llama_cpp.llama_set_abort_callback(context.handle, params.abort_callback, params.abort_callback_data)
 
 
-def execute_and_press(backend: LlamaBackend, step: Step, *, may: bool = True, at_node: int = 1) -> StepResult:
-    with pressing(backend.interrupt, backend._loaded.context, at_node):
-        return backend.execute(msgspec.structs.replace(step, may_be_interrupted=may))
+def execute_and_interrupt(
+    backend: LlamaBackend, step: Step, *, is_allowed: bool = True, at_node: int = 1
+) -> StepResult:
+    with repeated_interrupts(backend.interrupt, backend._loaded.context, at_node):
+        return backend.execute(msgspec.structs.replace(step, may_be_interrupted=is_allowed))
 
 
 def generate(
@@ -157,26 +164,26 @@ def generate(
     slot: int = 0,
     chunk: int | None = None,
 ) -> list[int]:
-    with opened(backend, slot, prompt, sampling):
+    with open_slot(backend, slot, prompt, sampling):
         size = chunk or len(prompt)
         last = (len(prompt) - 1) // size * size
         for start in range(0, last, size):
             feed(backend, slot, start, prompt[start : start + size])
-        output = [sampled(backend, slot, last, prompt[last:]).token]
+        output = [sample_token(backend, slot, last, prompt[last:]).token]
         while len(output) < count:
-            output.append(sampled(backend, slot, len(prompt) + len(output) - 1, output[-1:]).token)
+            output.append(sample_token(backend, slot, len(prompt) + len(output) - 1, output[-1:]).token)
     return output
 
 
-def asked(name: str, prompt: Sequence[int], length: int = 12, **more: object) -> GenerationRequest:
+def make_request(name: str, prompt: Sequence[int], length: int = 12, **more: object) -> GenerationRequest:
     return GenerationRequest(
         **{"id": name, "tokens": tuple(prompt), "max_tokens": length, "sampling": ENDLESS, **more}
     )
 
 
 def answers(
-    backend: LlamaBackend, options: EngineOptions, *requests: GenerationRequest, told: Sequence[int] = ()
+    backend: LlamaBackend, options: EngineOptions, *requests: GenerationRequest, output: Sequence[int] = ()
 ) -> dict[str, TokenEvent]:
     engine = Engine(options, backend)
-    engine.serve(*requests, output=told)
+    engine.serve(*requests, output=output)
     return {one.id: engine.whole(one.id) for one in requests}

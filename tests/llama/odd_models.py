@@ -1,4 +1,4 @@
-"""Small GGUF files with what the tiny model has not: other metadata, other kinds of memory."""
+"""Variants of tiny models in GGUF files: other metadata, tensors, vocabularies and kinds of memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rewritten(
     changes: dict[str, object],
     tensors: dict[str, np.ndarray | None] | None = None,
 ) -> Path:
-    """A copy with other values for some metadata keys, and other or more tensors; None: without."""
+    """Copy a model with changed metadata and tensors. A value of None removes its key or tensor."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, str(changes.get("general.architecture", "llama")))
     copy_metadata(reader, writer, skip=set(changes))
@@ -34,7 +34,7 @@ def as_architecture(
     tensors: dict[str, np.ndarray | None] | None = None,
     **more: object,
 ) -> Path:
-    """The same model under the name of another architecture that has the same tensors, but for these."""
+    """Copy a llama model as one of another architecture, with changed tensors and metadata."""
     values = gguf.GGUFReader(source).fields.items()
     facts = {name.replace("llama.", f"{architecture}."): field.contents() for name, field in values}
     own = {name: value for name, value in facts.items() if name.startswith(f"{architecture}.")}
@@ -48,7 +48,7 @@ def header_only(path: Path, architecture: str, facts: dict[str, object]) -> Path
 
 
 def padded(source: Path, target: Path, *, num_tokens: int) -> Path:
-    """The same model with tokens of no meaning behind its own, which it holds to be far likelier."""
+    """Copy a model with unused tokens at the end of its vocabulary, which it predicts as far likelier."""
     reader = gguf.GGUFReader(source)
     more: dict[str, list[object]] = {
         "tokenizer.ggml.tokens": [f"<padding{n}>" for n in range(num_tokens)],
@@ -69,7 +69,7 @@ def with_vocabulary(source: Path, target: Path, **arrays: list[object] | None) -
 
 
 def poisoned(source: Path, target: Path, *, token: int) -> Path:
-    """The same model, which computes NaN for every sequence that has this token."""
+    """Copy a model so that it computes NaN for every sequence with this token."""
     name = "token_embd.weight"
     (data,) = [tensor.data.copy() for tensor in gguf.GGUFReader(source).tensors if tensor.name == name]
     data[token] = np.nan
@@ -77,7 +77,7 @@ def poisoned(source: Path, target: Path, *, token: int) -> Path:
 
 
 def split(source: Path, target: Path, *, tensors_per_part: int) -> list[Path]:
-    """The same model in parts, `TARGET-00001-of-0000N.gguf` and so on, in order."""
+    """Copy a model in parts, and return `TARGET-00001-of-0000N.gguf` and so on, in order."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "llama", split_max_tensors=tensors_per_part)
     copy_metadata(reader, writer, skip=set())
@@ -91,13 +91,13 @@ def gemma3(target: Path, *, window: int) -> Path:
     return rewritten(tiny_model_path(shape="tiny-gemma3"), target, facts)
 
 
-def hearing_head(path: Path, kind: str, width: int, stacked: int, places: int = 1500) -> Path:
+def audio_projector(path: Path, kind: str, width: int, stack_factor: int, num_positions: int = 1500) -> Path:
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_bool("clip.has_audio_encoder", True)
     writer.add_string("clip.projector_type", kind)
     writer.add_uint32("clip.audio.embedding_length", width)
-    writer.add_uint32("clip.audio.projector.stack_factor", stacked)
-    writer.add_tensor("a.position_embd.weight", np.zeros((places, 8), np.float32))
+    writer.add_uint32("clip.audio.projector.stack_factor", stack_factor)
+    writer.add_tensor("a.position_embd.weight", np.zeros((num_positions, 8), np.float32))
     return written(writer, path)
 
 

@@ -1,4 +1,4 @@
-"""Adapters on the tiny model: their logits are those of a model that has them merged into its weights."""
+"""Adapters on the tiny model: logits equal those of a model with the adapter merged into its weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = (5, 90, 17, 300, 44, 8, 61, 200)
 
 
 @contextmanager
-def serving(model: Path, *adapters: Adapter) -> Iterator[LlamaBackend]:
+def backend_with(model: Path, *adapters: Adapter) -> Iterator[LlamaBackend]:
     with loaded(model, threads=1) as backend:
         for one in adapters:
             load(backend, one)
@@ -53,22 +53,22 @@ def test_logits_are_those_of_merged_weights(tmp_path: Path, kind: str, scale: fl
     merged = tmp_path / "merged.gguf"
     more = ("--merged", str(merged), "--scale", str(scale), "--type", kind)
     one = adapter(make_adapter(tmp_path / "a.gguf", *more, model=tiny_model_path()), scale=scale)
-    with serving(tiny_model_path(), one) as backend:
+    with backend_with(tiny_model_path(), one) as backend:
         plain, changed = logprobs_of(backend, None), logprobs_of(backend, one.key)
     assert difference(changed, plain) > 0.5
-    with serving(merged) as backend:
+    with backend_with(merged) as backend:
         assert difference(changed, logprobs_of(backend, None)) < 0.02
 
 
-def test_one_that_is_unloaded_is_gone_and_others_stay(tmp_path: Path) -> None:
+def test_unloading_an_adapter_leaves_the_others_loaded(tmp_path: Path) -> None:
     one = adapter(make_adapter(tmp_path / "a.gguf", "--rank", "4"))
     other = adapter(make_adapter(tmp_path / "b.gguf", "--seed", "1"), "other")
-    with serving(tiny_model_path(), other) as backend:
+    with backend_with(tiny_model_path(), other) as backend:
         plain, expected = logprobs_of(backend, None), logprobs_of(backend, other.key)
         backend.check_adapter(one)
-        loaded = backend.load_adapter(one)
-        assert (loaded.rank, loaded.num_tensors) == (4, 14)
-        assert 0 < loaded.size_bytes < Path(one.path).stat().st_size
+        properties = backend.load_adapter(one)
+        assert (properties.rank, properties.num_tensors) == (4, 14)
+        assert 0 < properties.size_bytes < Path(one.path).stat().st_size
         logprobs_of(backend, one.key)
         backend.unload_adapter(one.key)
         assert difference(logprobs_of(backend, None), plain) < 1e-3
@@ -79,7 +79,7 @@ def test_one_that_is_unloaded_is_gone_and_others_stay(tmp_path: Path) -> None:
 GOOD: dict[str, tuple[int, ...]] = {"blk_0_attn_q_a": (4, 256), "blk_0_attn_q_b": (256, 4)}
 
 
-def made(
+def write_adapter(
     path: Path,
     pairs: dict[str, tuple[int, ...]] = GOOD,
     *,
@@ -87,7 +87,7 @@ def made(
     architecture: str = "llama",
     **facts: object,
 ) -> Path:
-    """Write an adapter. `pairs`: shapes as in numpy; `more`: other tensors; `facts`: other metadata."""
+    """Write an adapter: shapes of its matrices as in numpy, further tensors, and other metadata."""
     writer = gguf.GGUFWriter(path, architecture)
     add_facts(writer, {"general.type": "adapter", "adapter.type": "lora", **facts})
     for name, shape in pairs.items():
@@ -100,7 +100,7 @@ def made(
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[LlamaBackend]:
-    with serving(tiny_model_path()) as backend:
+    with backend_with(tiny_model_path()) as backend:
         yield backend
 
 
@@ -146,19 +146,19 @@ NORM = {"blk.0.attn_norm.weight": np.ones(256, np.float32)}
     ids=lambda one: one if isinstance(one, str) else "",
 )
 def test_wrong_adapters(backend: LlamaBackend, tmp_path: Path, facts: dict[str, object], why: str) -> None:
-    assert why in refusal(backend, made(tmp_path / "a.gguf", **facts))
+    assert why in refusal(backend, write_adapter(tmp_path / "a.gguf", **facts))
 
 
-def test_an_embedding_that_is_the_output_too_is_refused(tmp_path: Path) -> None:
-    path = made(tmp_path / "a.gguf", {"token_embd_a": (1024, 4), "token_embd_b": (256, 4)})
+def test_an_adapter_of_a_tied_embedding_is_refused(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "a.gguf", {"token_embd_a": (1024, 4), "token_embd_b": (256, 4)})
     tied = rewritten(tiny_model_path(), tmp_path / "tied.gguf", {}, {"output.weight": None})
-    with serving(tied) as backend:
+    with backend_with(tied) as backend:
         assert "uses for its output too" in refusal(backend, path)
 
 
-def test_what_is_no_adapter_is_refused_and_a_good_one_served(backend: LlamaBackend, tmp_path: Path) -> None:
+def test_damaged_or_changed_files_are_refused_good_ones_served(backend: LlamaBackend, tmp_path: Path) -> None:
     text, cut, path = tmp_path / "text.gguf", tmp_path / "cut.gguf", tmp_path / "a.gguf"
-    text.write_text("no adapter")
+    text.write_text("not an adapter")
     whole = make_adapter(path).read_bytes()
     cut.write_bytes(whole[: len(whole) // 2])
     assert "is not a GGUF file" in refusal(backend, text)

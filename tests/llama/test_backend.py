@@ -1,4 +1,4 @@
-"""What steps compute, and what they leave behind: nothing grows with use, and a fault ends one sequence."""
+"""Steps of the real backend: outputs, padding, memory that does not grow, faults that end one sequence."""
 
 from __future__ import annotations
 
@@ -39,7 +39,18 @@ from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampler import BadLogits
 from tests.fakes import Panic
-from tests.llama.driver import GREEDY, TEXT, TOLERANCE, do, feed, generate, holding, loaded, opened, sampled
+from tests.llama.driver import (
+    GREEDY,
+    TEXT,
+    TOLERANCE,
+    execute,
+    feed,
+    generate,
+    loaded,
+    open_slot,
+    prefill,
+    sample_token,
+)
 from tests.llama.odd_models import poisoned
 from tests.structured.making import gbnf_to_lark
 from tests.waiting import wait_until
@@ -49,7 +60,7 @@ PROMPT = TEXT[:60]
 
 def scores(backend: LlamaBackend, prompt: tuple[int, ...], chunk: int) -> list[TokenLogprob]:
     found: list[TokenLogprob] = []
-    with opened(backend, 0, prompt, top_logprobs=backend.info.vocab_size):
+    with open_slot(backend, 0, prompt, top_logprobs=backend.info.vocab_size):
         for start in range(0, len(prompt), chunk):
             tokens, targets = prompt[start : start + chunk], prompt[start + 1 : start + 1 + chunk]
             result = backend.execute(Step(spans=(Span(0, start, tokens, False, targets),)))
@@ -64,9 +75,9 @@ def test_prompts_in_chunks_continue_as_prompts_in_one_piece(backend: LlamaBacken
 
 def test_targets_score_as_teacher_forcing_does(backend: LlamaBackend) -> None:
     forced = []
-    with opened(backend, 0, PROMPT, top_logprobs=backend.info.vocab_size):
+    with open_slot(backend, 0, PROMPT, top_logprobs=backend.info.vocab_size):
         for position, token in enumerate(PROMPT[:-1]):
-            logprob = sampled(backend, 0, position, [token]).logprob
+            logprob = sample_token(backend, 0, position, [token]).logprob
             forced.append(dict(logprob.top)[PROMPT[position + 1]])
     for chunk in (60, 7):
         found = scores(backend, PROMPT, chunk)
@@ -75,7 +86,7 @@ def test_targets_score_as_teacher_forcing_does(backend: LlamaBackend) -> None:
 
 
 def test_a_token_can_be_target_and_sample_at_once(backend: LlamaBackend) -> None:
-    with opened(backend, 0, PROMPT, top_logprobs=1):
+    with open_slot(backend, 0, PROMPT, top_logprobs=1):
         result = backend.execute(Step(spans=(Span(0, 0, PROMPT, True, (*PROMPT[1:], 5)),)))
     sample = result.samples[0]
     assert len(result.scores[0]) == len(PROMPT)
@@ -88,14 +99,14 @@ def test_log_probabilities_are_a_distribution_that_sampling_does_not_change(back
     letters = Constraint(grammar=gbnf_to_lark("root ::= [a-z]{3,8}"))
     for sampling, constraint in ((GREEDY, None), (odd, None), (GREEDY, letters)):
         backend.execute(Step((Open(0, sampling, PROMPT, (), backend.info.vocab_size, constraint),)))
-        sample = sampled(backend, 0, 0, PROMPT)
+        sample = sample_token(backend, 0, 0, PROMPT)
         backend.execute(Step((Close(0),)))
         tops.append(sample.logprob.top)
         assert dict(tops[-1])[sample.token] == sample.logprob.logprob
-    logprobs = [logprob for _, logprob in tops[0]]
+    values = [logprob for _, logprob in tops[0]]
     assert len({token for token, _ in tops[0]}) == backend.info.vocab_size
-    assert np.exp(logprobs).sum() == pytest.approx(1)
-    assert logprobs == sorted(logprobs, reverse=True)
+    assert np.exp(values).sum() == pytest.approx(1)
+    assert values == sorted(values, reverse=True)
     assert tops[0] == tops[1] == tops[2]
 
 
@@ -104,13 +115,13 @@ def test_interrupting_when_nothing_runs_hits_the_next_step_if_that_may_be_interr
 ) -> None:
     first, second = generate(backend, PROMPT, 2)
     long = Step(spans=(Span(0, 0, PROMPT, True),), may_be_interrupted=True)
-    with opened(backend, 0, PROMPT):
+    with open_slot(backend, 0, PROMPT):
         backend.interrupt()
         assert backend.execute(long).interrupted
         assert backend.execute(long).samples[0].token == first
         backend.interrupt()
-        assert sampled(backend, 0, len(PROMPT), (first,)).token == second
-    with opened(backend, 0, PROMPT):
+        assert sample_token(backend, 0, len(PROMPT), (first,)).token == second
+    with open_slot(backend, 0, PROMPT):
         assert backend.execute(long).samples[0].token == first
     with loaded(tiny) as closed:
         pass
@@ -118,7 +129,7 @@ def test_interrupting_when_nothing_runs_hits_the_next_step_if_that_may_be_interr
 
 
 def test_targets_and_steps_without_outputs_can_be_padded(backend: LlamaBackend) -> None:
-    with opened(backend, 0, TEXT[:9]), opened(backend, 1, TEXT[:9]):
+    with open_slot(backend, 0, TEXT[:9]), open_slot(backend, 1, TEXT[:9]):
         silent = Span(0, 0, TEXT[:9], False)
         assert backend.execute(Step(spans=(silent,), padding=7)).samples == {}
         span = Span(1, 0, TEXT[:9], True, TEXT[1:9])
@@ -127,16 +138,16 @@ def test_targets_and_steps_without_outputs_can_be_padded(backend: LlamaBackend) 
 
 
 def test_padding_gives_its_cells_back_and_is_left_out_where_the_pool_is_full(tiny: Path) -> None:
-    """After each of these steps the pool of 256 is exactly full, or the next one would not fit."""
+    """The pool of 256 cells would be too small for these steps if padding kept its cells."""
     with loaded(tiny, kv_tokens=256) as backend:
-        with holding(backend, 0, TEXT[:200]):
+        with prefill(backend, 0, TEXT[:200]):
             for position in range(200, 240):
                 spans = (Span(0, position, TEXT[position : position + 1], False),)
                 backend.execute(Step(spans=spans, padding=16))
             feed(backend, 0, 240, TEXT[:16])
         results = []
         for padding in (12, 0):
-            with holding(backend, 0, TEXT), opened(backend, 1, TEXT):
+            with prefill(backend, 0, TEXT), open_slot(backend, 1, TEXT):
                 step = Step(spans=(Span(1, 0, TEXT[:4], True),), padding=padding)
                 results.append(backend.execute(step))
     assert results[0] == results[1]
@@ -172,8 +183,8 @@ def compute(context: Context, *spans: Span) -> bool:
     return context.decode(batch)
 
 
-def test_cells_are_found_wherever_they_are_free(context: Context) -> None:
-    """Every cell is taken; then every fourth run of four is given back: 64 cells in 16 places."""
+def test_free_cells_are_used_wherever_they_lie(context: Context) -> None:
+    """All cells are in use; then a slot frees every fourth run of four: 64 cells in 16 places."""
     for start in range(0, 256, 16):
         spans = [Span(slot, start // 4, (300,) * 4, False) for slot in range(4)]
         assert compute(context, *spans)
@@ -181,7 +192,7 @@ def test_cells_are_found_wherever_they_are_free(context: Context) -> None:
     assert compute(context, Span(2, 0, (300,) * 64, True))
 
 
-def test_more_tokens_than_cells_and_a_gap_in_the_positions_are_named(context: Context) -> None:
+def test_errors_name_a_full_pool_and_a_gap_in_the_positions(context: Context) -> None:
     with pytest.raises(DecodeFailed, match="llama_decode returned -1"):
         compute(context, Span(0, 0, (300,), True), Span(0, 7, (301,), True))
     context.clear()
@@ -191,7 +202,7 @@ def test_more_tokens_than_cells_and_a_gap_in_the_positions_are_named(context: Co
         compute(context, Span(1, 0, (300,), True))
 
 
-def test_what_are_no_cells_is_refused_and_changes_nothing(context: Context) -> None:
+def test_damaged_cells_are_refused_and_change_nothing(context: Context) -> None:
     compute(context, Span(0, 0, TOKENS, False))
     data = np.empty(context.saved_bytes(0, SlotContent.CELLS), np.uint8)
     context.save(0, data, SlotContent.CELLS)
@@ -213,7 +224,7 @@ def test_closing_twice_is_closing_once(context: Context) -> None:
         context.num_positions(0)
 
 
-ALL = Sampling(
+EVERY_SAMPLER = Sampling(
     seed=1,
     top_p=0.9,
     top_k=40,
@@ -223,14 +234,14 @@ ALL = Sampling(
     presence_penalty=0.1,
     logit_bias={5: 1.0},
 )
-LEAKING = tuple(range(300, 310))
+SHORT_PROMPT = tuple(range(300, 310))
 
 
 def use_slots(backend: LlamaBackend, times: int, constraint: Constraint | None = None) -> None:
-    for turn in range(times):
-        slot = turn % backend.info.max_seqs
-        opened = Open(slot, ALL, LEAKING, (), 5, constraint)
-        backend.execute(Step(verbs=(opened,), spans=(Span(slot, 0, LEAKING, True, LEAKING[1:9]),)))
+    for number in range(times):
+        slot = number % backend.info.max_seqs
+        verb = Open(slot, EVERY_SAMPLER, SHORT_PROMPT, (), 5, constraint)
+        backend.execute(Step(verbs=(verb,), spans=(Span(slot, 0, SHORT_PROMPT, True, SHORT_PROMPT[1:9]),)))
         backend.execute(Step(verbs=(Close(slot),)))
 
 
@@ -240,7 +251,7 @@ def resident() -> int:
 
 
 def threads() -> set[int]:
-    """The system's numbers of them; no two threads of these tests have the same."""
+    """Return the native ids of the threads, which the system does not reuse within these tests."""
     return {thread.id for thread in psutil.Process().threads()}
 
 
@@ -248,7 +259,7 @@ BRACKETS = Constraint(grammar=gbnf_to_lark('root ::= "[" [a-z]+ "]"'), opening=(
 
 
 @pytest.mark.parametrize("constraint", [None, BRACKETS], ids=["free", "constrained"])
-def test_opening_and_closing_slots(backend: LlamaBackend, constraint: Constraint | None) -> None:
+def test_open_and_closed_slots_leak_nothing(backend: LlamaBackend, constraint: Constraint | None) -> None:
     use_slots(backend, 50, constraint)
     files, memory = psutil.Process().num_fds(), resident()
     use_slots(backend, 100, constraint)
@@ -256,50 +267,50 @@ def test_opening_and_closing_slots(backend: LlamaBackend, constraint: Constraint
     assert resident() - memory < 2**20
 
 
-def test_saving_and_dropping(backend: LlamaBackend) -> None:
+def test_saving_and_dropping_blocks_leaks_nothing(backend: LlamaBackend) -> None:
 
-    def once(times: int) -> None:
+    def save_and_drop(times: int) -> int:
         starts = range(0, 2048, 64)
-        with holding(backend, 0, (300,) * 2048):
+        with prefill(backend, 0, (300,) * 2048):
             for number in range(times):
-                do(backend, *(Save(0, start, start + 64, 32 * number + start // 64) for start in starts))
-        held = resident()
-        do(backend, *(Drop(number) for number in range(32 * times)))
-        return held
+                execute(backend, *(Save(0, start, start + 64, 32 * number + start // 64) for start in starts))
+        with_blocks = resident()
+        execute(backend, *(Drop(number) for number in range(32 * times)))
+        return with_blocks
 
-    once(2)
+    save_and_drop(2)
     memory = resident()
-    held = [once(50) for _ in range(2)]
-    assert min(held) - memory > 64 * 2**20 < 2 * (held[0] - memory)
+    peaks = [save_and_drop(50) for _ in range(2)]
+    assert min(peaks) - memory > 64 * 2**20 < 2 * (peaks[0] - memory)
     assert resident() - memory < 72 * 2**20
-    assert max(held) - held[0] < 8 * 2**20
+    assert max(peaks) - peaks[0] < 8 * 2**20
 
 
-def test_writing_and_mapping_the_prefix_cache(backend: LlamaBackend, tmp_path: Path) -> None:
+def test_writing_and_mapping_the_prefix_cache_leaks_nothing(backend: LlamaBackend, tmp_path: Path) -> None:
     path = str(tmp_path / "prefixes.kv")
     block = SavedBlock(1, None, "", (300,) * 64)
 
-    def once() -> None:
-        with holding(backend, 0, block.tokens):
-            do(backend, Save(0, 0, 64, 1))
+    def write_and_map() -> None:
+        with prefill(backend, 0, block.tokens):
+            execute(backend, Save(0, 0, 64, 1))
         backend.export_cache(path, [block])
-        do(backend, Drop(1))
+        execute(backend, Drop(1))
         assert backend.import_cache(path) == (block,)
-        with holding(backend, 0):
-            do(backend, Restore(1, 0, 0, 64))
-        do(backend, Drop(1))
+        with prefill(backend, 0):
+            execute(backend, Restore(1, 0, 0, 64))
+        execute(backend, Drop(1))
 
-    once()
+    write_and_map()
     process = psutil.Process()
     files, maps = process.num_fds(), len(process.memory_maps(grouped=False))
     for _ in range(20):
-        once()
+        write_and_map()
     assert process.num_fds() <= files
     assert len(process.memory_maps(grouped=False)) - maps < 5
 
 
-def test_loading_and_closing(tiny: Path) -> None:
-    def once() -> None:
+def test_loading_and_closing_leaks_nothing(tiny: Path) -> None:
+    def load_and_close() -> None:
         with Vocabulary.open(tiny) as vocabulary:
             vocabulary.encode("text", add_special=True, parse_special=True)
         with loaded(tiny, kv_tokens=4096, max_seqs=8, threads=1) as backend:
@@ -307,12 +318,12 @@ def test_loading_and_closing(tiny: Path) -> None:
             backend.close()
 
     for _ in range(3):
-        once()
+        load_and_close()
     files, running, memory = psutil.Process().num_fds(), threads(), resident()
     for _ in range(5):
-        once()
+        load_and_close()
     assert psutil.Process().num_fds() <= files
-    wait_until(lambda: threads() <= running)  # the system takes a while to remove one that was joined
+    wait_until(lambda: threads() <= running)  # the system takes a while to remove a joined thread
     assert resident() - memory < 8 * 2**20
 
 
@@ -331,17 +342,17 @@ def poisoned_backend(model: Path) -> Iterator[LlamaBackend]:
         yield poisoned_backend
 
 
-def rest(poisoned_backend: LlamaBackend, first: int) -> list[int]:
+def remaining_tokens(poisoned_backend: LlamaBackend, first: int) -> list[int]:
     tokens = [first]
     for position in range(len(GOOD), len(GOOD) + 4):
-        tokens.append(sampled(poisoned_backend, 0, position, tokens[-1:]).token)
+        tokens.append(sample_token(poisoned_backend, 0, position, tokens[-1:]).token)
     poisoned_backend.execute(Step(verbs=(Close(0),)))
     return tokens
 
 
-def alone(poisoned_backend: LlamaBackend, sampling: Sampling) -> list[int]:
+def tokens_alone(poisoned_backend: LlamaBackend, sampling: Sampling) -> list[int]:
     poisoned_backend.execute(Step(verbs=(Open(0, sampling, GOOD),)))
-    return rest(poisoned_backend, sampled(poisoned_backend, 0, 0, GOOD).token)
+    return remaining_tokens(poisoned_backend, sample_token(poisoned_backend, 0, 0, GOOD).token)
 
 
 @pytest.mark.parametrize("targets", [(), BAD[1:]], ids=["sampled", "scored"])
@@ -349,7 +360,7 @@ def alone(poisoned_backend: LlamaBackend, sampling: Sampling) -> list[int]:
 def test_a_sequence_of_nan_ends(
     poisoned_backend: LlamaBackend, sampling: Sampling, targets: tuple[int, ...]
 ) -> None:
-    expected = alone(poisoned_backend, sampling)
+    expected = tokens_alone(poisoned_backend, sampling)
     poisoned_backend.execute(Step(verbs=(Open(0, sampling, GOOD), Open(1, sampling, BAD))))
     result = poisoned_backend.execute(
         Step(spans=(Span(1, 0, BAD, not targets, targets), Span(0, 0, GOOD, True)))
@@ -358,12 +369,12 @@ def test_a_sequence_of_nan_ends(
     assert "BadLogits" in result.faults[1]
     assert (result.failures, result.scores, set(result.samples)) == ({}, {}, {0})
     poisoned_backend.execute(Step(verbs=(Close(1),)))
-    assert rest(poisoned_backend, result.samples[0].token) == expected
-    assert alone(poisoned_backend, sampling) == expected
+    assert remaining_tokens(poisoned_backend, result.samples[0].token) == expected
+    assert tokens_alone(poisoned_backend, sampling) == expected
 
 
-def test_where_it_spoils_the_others_cells_another_process_does_better(model: Path) -> None:
-    """Plain attention multiplies the cells of others by 0, which NaN survives."""
+def test_nan_fails_the_whole_step_without_flash_attention(model: Path) -> None:
+    """Plain attention multiplies the cells of other sequences by 0, and 0 times NaN is NaN."""
     with loaded(model, flash_attention=False) as poisoned_backend:
         poisoned_backend.execute(Step(verbs=(Open(0, GREEDY, GOOD), Open(1, GREEDY, BAD))))
         with pytest.raises(BadLogits):

@@ -1,4 +1,4 @@
-"""The prefix cache outlives its process, and nothing else passes for it; who owns the bytes of its blocks."""
+"""Files of the prefix cache: export, import, damage, other models; and the memory of saved blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from openai_cpu_server.contract.step import CacheFileLimit, Drop, Restore, Save, SavedBlock
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.cells.block_store import BlockStore, SavedCells
-from tests.llama.driver import TEXT, Logprobs, do, holding, loaded, logprobs
+from tests.llama.driver import TEXT, Logprobs, execute, loaded, logprobs, prefill
 from tests.llama.odd_models import rewritten
 
 BLOCKS = (
@@ -38,25 +38,25 @@ def path(writer: LlamaBackend, tmp_path: Path) -> Path:
 
 
 def export(backend: LlamaBackend, path: Path) -> Logprobs:
-    with holding(backend, 0, TEXT[:64], TEXT[64:128]):
-        do(backend, Save(0, 0, 64, 4), Save(0, 64, 128, 17), Save(0, 0, 64, 5))
+    with prefill(backend, 0, TEXT[:64], TEXT[64:128]):
+        execute(backend, Save(0, 0, 64, 4), Save(0, 64, 128, 17), Save(0, 0, 64, 5))
         expected = logprobs(backend, 0, 128, TEXT[128:129])
     backend.export_cache(str(path), BLOCKS)
-    do(backend, Drop(4), Drop(17), Drop(5))
+    execute(backend, Drop(4), Drop(17), Drop(5))
     return expected
 
 
-def restored(backend: LlamaBackend) -> Logprobs:
-    with holding(backend, 3):
-        do(backend, Restore(4, 3, 0, 64), Restore(17, 3, 64, 128))
+def restored_logprobs(backend: LlamaBackend) -> Logprobs:
+    with prefill(backend, 3):
+        execute(backend, Restore(4, 3, 0, 64), Restore(17, 3, 64, 128))
         return logprobs(backend, 3, 128, TEXT[128:129])
 
 
-UnsupportedParam = Callable[..., str]
+Refusal = Callable[..., str]
 
 
 @pytest.fixture
-def refusal(writer: LlamaBackend, caplog: pytest.LogCaptureFixture) -> UnsupportedParam:
+def refusal(writer: LlamaBackend, caplog: pytest.LogCaptureFixture) -> Refusal:
     def refusal(path: Path, backend: LlamaBackend = writer) -> str:
         caplog.set_level(logging.INFO)
         assert backend.import_cache(str(path)) == ()
@@ -75,23 +75,23 @@ def test_a_later_process_restores_identical_cells(tiny: Path, tmp_path: Path, kv
         expected = export(backend, path)
     with later() as backend:
         assert backend.import_cache(str(path)) == BLOCKS
-        assert restored(backend) == expected
-        do(backend, Drop(5))
+        assert restored_logprobs(backend) == expected
+        execute(backend, Drop(5))
         backend.export_cache(str(path), BLOCKS[:2])  # over the file that is mapped
-        assert restored(backend) == expected
-        do(backend, Drop(4), Drop(17))
+        assert restored_logprobs(backend) == expected
+        execute(backend, Drop(4), Drop(17))
     with later() as backend:
         assert backend.import_cache(str(path)) == BLOCKS[:2]
-        assert restored(backend) == expected
+        assert restored_logprobs(backend) == expected
 
 
-def test_new_blocks_beside_imported_ones_also_of_a_link(tiny: Path, path: Path, tmp_path: Path) -> None:
+def test_new_blocks_are_saved_beside_imported_ones_of_a_link(tiny: Path, path: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.gguf"
     link.symlink_to(tiny)
     with loaded(link) as backend:
-        assert backend.import_cache(str(path)) == BLOCKS, "it is the same model"
-        with holding(backend, 0, TEXT[:16]):
-            do(backend, Save(0, 0, 16, block=18))
+        assert backend.import_cache(str(path)) == BLOCKS, "the link leads to the same model"
+        with prefill(backend, 0, TEXT[:16]):
+            execute(backend, Save(0, 0, 16, block=18))
         more = SavedBlock(18, None, "short", TEXT[:16])
         backend.export_cache(str(path), (*BLOCKS, more))
     with loaded(tiny) as backend:
@@ -120,7 +120,7 @@ def test_an_empty_cache(writer: LlamaBackend, path: Path, caplog: pytest.LogCapt
         (None, "[Errno 21]"),
     ],
 )
-def test_something_else(tmp_path: Path, refusal: UnsupportedParam, content: bytes | None, cause: str) -> None:
+def test_other_files_are_ignored(tmp_path: Path, refusal: Refusal, content: bytes | None, cause: str) -> None:
     path = tmp_path
     if content is not None:
         path = tmp_path / "other"
@@ -128,41 +128,47 @@ def test_something_else(tmp_path: Path, refusal: UnsupportedParam, content: byte
     assert refusal(path).startswith(f"The prefix cache {path} is ignored: {cause}")
 
 
-def flipped(data: bytes, at: int) -> bytes:
+def flip_bit(data: bytes, at: int) -> bytes:
     found = bytearray(data)
     found[at] ^= 0x10
     return bytes(found)
 
 
 @pytest.mark.parametrize(
-    "spoilt",
+    "damage",
     [
         *(lambda data, n=n: data[:n] for n in (31, 32, 100, 1000, 5000, 100_000, -4096, -1)),
-        *(lambda data, at=at: flipped(data, at) for at in (0, 9, 13, 17, 25, 33, -1, -200, -600)),
+        *(lambda data, at=at: flip_bit(data, at) for at in (0, 9, 13, 17, 25, 33, -1, -200, -600)),
         lambda data: data + b"more",
     ],
 )
-def test_a_file_cut_or_longer_or_with_a_flipped_bit_in_head_or_index(
-    path: Path, refusal: UnsupportedParam, spoilt: Callable[[bytes], bytes]
+def test_a_file_of_another_length_or_with_a_flipped_bit_in_head_or_index_is_ignored(
+    path: Path, refusal: Refusal, damage: Callable[[bytes], bytes]
 ) -> None:
-    path.write_bytes(spoilt(path.read_bytes()))
+    path.write_bytes(damage(path.read_bytes()))
     assert "is ignored: it" in refusal(path)
 
 
-@pytest.mark.parametrize(("damaged", "left"), [(0, BLOCKS[2:]), (1, (BLOCKS[0], BLOCKS[2])), (2, BLOCKS[:2])])
-def test_damaged_cells_are_left_out_with_all_that_continues_them(
-    tiny: Path, path: Path, caplog: pytest.LogCaptureFixture, damaged: int, left: tuple[SavedBlock, ...]
+@pytest.mark.parametrize(
+    ("damaged_block", "remaining"), [(0, BLOCKS[2:]), (1, (BLOCKS[0], BLOCKS[2])), (2, BLOCKS[:2])]
+)
+def test_damaged_blocks_are_left_out_with_all_that_continue_them(
+    tiny: Path,
+    path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damaged_block: int,
+    remaining: tuple[SavedBlock, ...],
 ) -> None:
     num_pages = path.stat().st_size // 4096
     block_pages = (num_pages - 1) // 3
-    at = (num_pages - (3 - damaged) * block_pages) * 4096 + 30_000
-    path.write_bytes(flipped(path.read_bytes(), at))
+    at = (num_pages - (3 - damaged_block) * block_pages) * 4096 + 30_000
+    path.write_bytes(flip_bit(path.read_bytes(), at))
     with loaded(tiny) as backend:
-        assert backend.import_cache(str(path)) == left
-        with holding(backend, 0):
-            do(backend, Restore(left[0].number, 0, 0, 64))
-    said = f"{3 - len(left)} blocks of the prefix cache {path} are damaged and left out."
-    assert caplog.messages == [said]
+        assert backend.import_cache(str(path)) == remaining
+        with prefill(backend, 0):
+            execute(backend, Restore(remaining[0].number, 0, 0, 64))
+    message = f"{3 - len(remaining)} blocks of the prefix cache {path} are damaged and left out."
+    assert caplog.messages == [message]
 
 
 @pytest.mark.parametrize(
@@ -170,8 +176,8 @@ def test_damaged_cells_are_left_out_with_all_that_continues_them(
     [*({"kv_type": kv_type} for kv_type in KV_TYPES[1:]), {"flash_attention": False}, {"name": "other"}],
     ids=str,
 )
-def test_a_file_of_another_model(
-    tiny: Path, tmp_path: Path, path: Path, refusal: UnsupportedParam, other: dict[str, object]
+def test_a_file_of_another_model_is_ignored(
+    tiny: Path, tmp_path: Path, path: Path, refusal: Refusal, other: dict[str, object]
 ) -> None:
     options, model = dict(other), tiny
     if name := options.pop("name", None):
@@ -181,44 +187,44 @@ def test_a_file_of_another_model(
 
 
 def test_a_failed_export_leaves_everything_as_it_was(writer: LlamaBackend, tmp_path: Path) -> None:
-    with holding(writer, 0, TEXT[:64], TEXT[64:128]):
-        do(writer, Save(0, 0, 64, 4), Save(0, 64, 128, 17), Save(0, 0, 64, 5))
+    with prefill(writer, 0, TEXT[:64], TEXT[64:128]):
+        execute(writer, Save(0, 0, 64, 4), Save(0, 64, 128, 17), Save(0, 0, 64, 5))
     with pytest.raises(FileNotFoundError):
         writer.export_cache(str(tmp_path / "absent" / "prefixes.kv"), BLOCKS)
     occupied = tmp_path / "occupied"
     occupied.mkdir()
     with pytest.raises(IsADirectoryError):
         writer.export_cache(str(occupied), BLOCKS)
-    do(writer, Drop(4), Drop(17), Drop(5))
+    execute(writer, Drop(4), Drop(17), Drop(5))
     assert [entry.name for entry in tmp_path.iterdir()] == ["occupied"]
 
 
 def test_a_limited_file_has_the_first_blocks(tiny: Path, path: Path, tmp_path: Path) -> None:
     with loaded(tiny) as backend:
         backend.import_cache(str(path))
-        inode, small = path.stat().st_ino, tmp_path / "small"
+        inode, small_path = path.stat().st_ino, tmp_path / "small"
         backend.export_cache(str(path), BLOCKS)
-        assert path.stat().st_ino == inode, "it was not written anew"
-        backend.export_cache(str(small), BLOCKS, CacheFileLimit(path.stat().st_size * 3 // 4, 60))
+        assert path.stat().st_ino == inode, "an unchanged file is not written again"
+        backend.export_cache(str(small_path), BLOCKS, CacheFileLimit(path.stat().st_size * 3 // 4, 60))
         backend.export_cache(str(tmp_path / "late"), BLOCKS[:1], CacheFileLimit(2**30, 0))
         backend.export_cache(str(path), ())
-    assert not path.exists(), "what was forgotten is not kept"
+    assert not path.exists(), "the export of an empty cache removes the file"
     with loaded(tiny) as backend:
         assert backend.import_cache(str(tmp_path / "late")) == ()
-        assert backend.import_cache(str(small)) == BLOCKS[:2]
+        assert backend.import_cache(str(small_path)) == BLOCKS[:2]
 
 
 MEGABYTE = 2**20
 
 
-def saved(store: BlockStore, *sizes: int) -> SavedCells:
+def allocate_cells(store: BlockStore, *sizes: int) -> SavedCells:
     return SavedCells(store.allocate(sum(sizes)), sizes)
 
 
-def test_blocks_are_known_by_number() -> None:
+def test_blocks_are_stored_by_number() -> None:
     store = BlockStore()
-    store.put(3, first := saved(store, 10, 20))
-    store.put(9, second := saved(store, 5))
+    store.put(3, first := allocate_cells(store, 10, 20))
+    store.put(9, second := allocate_cells(store, 5))
     assert store.get(3) is first
     store.drop(3)
     assert store.get(9) is second
@@ -232,7 +238,7 @@ def test_blocks_are_known_by_number() -> None:
         store.get(9)
 
 
-def test_parts_lie_behind_each_other_and_what_is_not_ours_is_not_used_again() -> None:
+def test_parts_are_contiguous_and_mapped_memory_is_not_reused() -> None:
     cells = SavedCells(np.arange(6, dtype=np.uint8), (1, 3, 2))
     assert [cells.part(index).tolist() for index in range(3)] == [[0], [1, 2, 3], [4, 5]]
     store = BlockStore()
@@ -243,7 +249,7 @@ def test_parts_lie_behind_each_other_and_what_is_not_ours_is_not_used_again() ->
 
 def put_and_drop(store: BlockStore, *sizes: int) -> set[int]:
     for number, size in enumerate(sizes):
-        store.put(number, saved(store, size))
+        store.put(number, allocate_cells(store, size))
         store.get(number).data[0] = 1
     memory = {store.get(number).data.ctypes.data for number in range(len(sizes))}
     for number in range(len(sizes)):
@@ -255,8 +261,8 @@ def test_memory_of_dropped_whole_blocks_is_used_for_the_next() -> None:
     store = BlockStore()
     memory = put_and_drop(store, *[MEGABYTE] * 3)
     assert store.spare_bytes == 3 * MEGABYTE
-    last_of_a_text = store.allocate(MEGABYTE - 1)
-    assert last_of_a_text.ctypes.data not in memory
+    partial_block = store.allocate(MEGABYTE - 1)
+    assert partial_block.ctypes.data not in memory
     assert {data.ctypes.data for data in [store.allocate(MEGABYTE) for _ in range(3)]} == memory
     assert store.spare_bytes == 0
 
@@ -281,9 +287,9 @@ def test_blocks_of_one_mapping_do_not_overlap(num_bytes: int) -> None:
     assert [(len(block), *np.unique(block)) for block in blocks] == [(num_bytes, n) for n in range(9)]
 
 
-def test_the_size_that_was_asked_for_longest_ago_makes_room() -> None:
+def test_spare_memory_of_the_size_requested_longest_ago_is_freed_first() -> None:
     store = BlockStore()
     put_and_drop(store, *(MEGABYTE - number for number in range(10)))
-    kept = put_and_drop(store, *[MEGABYTE] * 60)
+    memory = put_and_drop(store, *[MEGABYTE] * 60)
     assert 63 * MEGABYTE < store.spare_bytes <= 64 * MEGABYTE
-    assert {store.allocate(MEGABYTE).ctypes.data for _ in range(60)} <= kept
+    assert {store.allocate(MEGABYTE).ctypes.data for _ in range(60)} <= memory

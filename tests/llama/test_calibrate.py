@@ -1,4 +1,4 @@
-"""What is measured once and kept: the cost curve of steps, and how weights lie in memory."""
+"""Measurements that are stored: the cost curve of steps, and the layout of weights in memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from openai_cpu_server.llama.measure.layout import (
 from openai_cpu_server.llama.measure.measurements import Measured
 from openai_cpu_server.llama.measure.probe import Disturbed, Probe
 from openai_cpu_server.scheduler.cost_model import CostModel
-from tests.llama.driver import generate, loaded, pressing, small
+from tests.llama.driver import generate, loaded, repeated_interrupts, small_options
 from tests.tiny_model import tiny_model_path
 
 PROMPT = tuple(range(300, 340))
@@ -63,7 +63,7 @@ class Bench:
     options: EngineOptions
     folder: Path
 
-    def measured(self, neighbours: OtherProcesses | None = None) -> CostCurve:
+    def measure(self, neighbours: OtherProcesses | None = None) -> CostCurve:
         return cost_curve(self.backend, self.options, self.folder, neighbours=neighbours or Neighbours())
 
     def path(self, **changes: object) -> Path:
@@ -79,7 +79,7 @@ class Bench:
 
 @pytest.fixture
 def bench(fresh: LlamaBackend, tiny: Path, tmp_path: Path) -> Bench:
-    return Bench(fresh, small(tiny, **SIZES), tmp_path)
+    return Bench(fresh, small_options(tiny, **SIZES), tmp_path)
 
 
 def test_a_curve_is_measured_once_and_leaves_no_trace(bench: Bench) -> None:
@@ -93,20 +93,20 @@ def test_a_curve_is_measured_once_and_leaves_no_trace(bench: Bench) -> None:
     assert progress[-1] == 1.0
     (path,) = bench.folder.iterdir()
     written = path.stat().st_mtime_ns
-    assert bench.measured() == curve
+    assert bench.measure() == curve
     assert path.stat().st_mtime_ns == written
     for slot in range(bench.options.max_seqs):
         assert bench.answer(slot) == expected
 
 
-def test_it_is_disturbed_by_whoever_wants_something_and_goes_on_later(bench: Bench) -> None:
+def test_a_disturbed_calibration_continues_later(bench: Bench) -> None:
     expected = bench.answer()
     calibrator = bench.calibrator()
-    asked, attempts = itertools.count(1), 0
+    checks, attempts = itertools.count(1), 0
     curve = None
     while curve is None:
-        # At the second step of all: a busy machine leaves time for a few more only.
-        curve = calibrator.measure(lambda: next(asked) % 40 == 2)
+        # Disturb the second step: a busy machine leaves time for only a few more.
+        curve = calibrator.measure(lambda: next(checks) % 40 == 2)
         attempts += 1
         assert bench.answer() == expected
     assert attempts >= 2
@@ -116,19 +116,19 @@ def test_it_is_disturbed_by_whoever_wants_something_and_goes_on_later(bench: Ben
 
 @pytest.mark.parametrize("stall_s", [0.0, 0.6], ids=["smooth", "stalled"])
 def test_the_longest_piece_becomes_shorter_until_there_is_time(bench: Bench, stall_s: float) -> None:
-    """A piece takes 17 steps at first, and is disturbed after 12. A stall leaves time for one token."""
+    """A piece takes 17 steps at first, and is disturbed after 12. A stall leaves time for one token only."""
     now_s = 0.0
     calibrator = bench.calibrator(lambda: now_s)
     curve = None
     for _ in range(20):
         steps = itertools.count(1)
 
-        def somebody_comes(steps: Iterator[int] = steps) -> bool:
+        def is_disturbed(steps: Iterator[int] = steps) -> bool:
             nonlocal now_s
             now_s = stall_s
             return next(steps) > 12
 
-        curve = calibrator.measure(somebody_comes)
+        curve = calibrator.measure(is_disturbed)
         if curve is not None:
             break
     assert is_sane(curve)
@@ -138,7 +138,7 @@ def test_the_longest_piece_becomes_shorter_until_there_is_time(bench: Bench, sta
 def test_an_interrupted_step_is_not_counted(bench: Bench) -> None:
     expected = bench.answer()
     with (
-        pressing(bench.backend.interrupt, bench.backend._loaded.context),
+        repeated_interrupts(bench.backend.interrupt, bench.backend._loaded.context),
         pytest.raises(Disturbed),
         Probe(bench.backend) as probe,
     ):
@@ -146,36 +146,36 @@ def test_an_interrupted_step_is_not_counted(bench: Bench) -> None:
     assert bench.answer() == expected
 
 
-def test_a_damaged_file_or_a_curve_that_cannot_be_is_measured_again(bench: Bench) -> None:
-    kept, key = curves(bench.folder), CurveKey.of(bench.backend.info, bench.options)
+def test_a_damaged_file_or_an_impossible_curve_is_measured_again(bench: Bench) -> None:
+    store, key = curves(bench.folder), CurveKey.of(bench.backend.info, bench.options)
     for content in (b"", b"{", b"\xff\xfe", b'{"key": 1, "value": 2}', b"[]", b"null"):
         bench.path().write_bytes(content)
-        assert kept.get(key) is None
-    again = bench.measured()
+        assert store.get(key) is None
+    again = bench.measure()
     assert is_sane(again)
-    assert bench.measured() == again
-    kept.put(key, CostCurve(step_ms=((16, -1.0),), attended_ms=0.0))
-    assert is_sane(bench.measured())
+    assert bench.measure() == again
+    store.put(key, CostCurve(step_ms=((16, -1.0),), attended_ms=0.0))
+    assert is_sane(bench.measure())
 
 
-def test_beside_busy_neighbours_it_is_not_kept(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    assert is_sane(bench.measured(Neighbours(0.5)))
+def test_a_curve_beside_busy_neighbours_is_not_stored(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    assert is_sane(bench.measure(Neighbours(0.5)))
     assert not list(bench.folder.iterdir())
     assert "other processes took 50 %" in caplog.text
     caplog.clear()
     (bench.folder / "file").write_text("in the way")
-    assert is_sane(replace(bench, folder=bench.folder / "file" / "cache").measured())
+    assert is_sane(replace(bench, folder=bench.folder / "file" / "cache").measure())
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
 
 
 def test_another_model_pool_or_option_is_another_curve(bench: Bench, tiny: Path, tmp_path: Path) -> None:
-    info, kept = bench.backend.info, curves(tmp_path)
+    info, store = bench.backend.info, curves(tmp_path)
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(tiny.read_bytes())
     os.utime(copy, ns=(1, 1))
 
     def path(**changes: object) -> Path:
-        return kept.path(CurveKey.of(msgspec.structs.replace(info, **changes), bench.options))
+        return store.path(CurveKey.of(msgspec.structs.replace(info, **changes), bench.options))
 
     kernels = Kernels(attention=KernelState(instruction_set="new"))
     others = ({"kv_tokens": 9000}, {"kv_type": "f32"}, {"threads": 77}, {"num_parameters": 5})
@@ -197,11 +197,11 @@ def test_another_model_pool_or_option_is_another_curve(bench: Bench, tiny: Path,
     ],
     ids=str,
 )
-def test_other_options_and_no_cells(tiny: Path, tmp_path: Path, changes: dict[str, object]) -> None:
-    chosen = {**SIZES, **changes}
-    model = tiny_model_path(shape="tiny-mamba") if chosen.pop("model", None) else tiny
-    with loaded(model, **chosen) as backend:
-        curve = Bench(backend, small(model, **chosen), tmp_path / "cache").measured()
+def test_curves_of_other_options_and_models(tiny: Path, tmp_path: Path, changes: dict[str, object]) -> None:
+    changed = {**SIZES, **changes}
+    model = tiny_model_path(shape="tiny-mamba") if changed.pop("model", None) else tiny
+    with loaded(model, **changed) as backend:
+        curve = Bench(backend, small_options(model, **changed), tmp_path / "cache").measure()
     assert is_sane(curve)
     assert curve.step_ms[-1][0] <= backend.info.max_step_tokens
 
@@ -219,7 +219,7 @@ def test_other_options_and_no_cells(tiny: Path, tmp_path: Path, changes: dict[st
         (((1, 1.0),), math.nan),
     ],
 )
-def test_what_no_curve_can_be(step_ms: tuple[tuple[int, float], ...], attended_ms: float) -> None:
+def test_impossible_curves_are_not_sane(step_ms: tuple[tuple[int, float], ...], attended_ms: float) -> None:
     assert not is_sane(CostCurve(step_ms=step_ms, attended_ms=attended_ms))
 
 
@@ -232,15 +232,17 @@ def test_a_curve_belongs_to_its_split(tiny: Path, fresh: LlamaBackend) -> None:
     patterns, keys = Offload(gpu_layers=3, tensor_place=(("ffn", "CPU"),)), []
     for placement, offload in ((None, ON_CPU), (three, ON_CPU), (two, ON_CPU), (three, patterns)):
         info = msgspec.structs.replace(fresh.info, placement=placement)
-        keys.append(CurveKey.of(info, msgspec.structs.replace(small(tiny), offload=offload)))
+        keys.append(CurveKey.of(info, msgspec.structs.replace(small_options(tiny), offload=offload)))
     assert len({key.split for key in keys}) == 4
     assert keys[0].split is None
-    assert b"split" not in msgspec.json.encode(keys[0]), "what was measured without a device stays known"
+    assert b"split" not in msgspec.json.encode(keys[0]), (
+        "curves that were measured without a device keep their keys"
+    )
 
 
 @pytest.fixture(scope="module")
 def model() -> Path:
-    """ggml has another layout for its Q4_0 on every CPU."""
+    """ggml repacks Q4_0 on every CPU."""
     return tiny_model_path("q4_0")
 
 
@@ -249,64 +251,66 @@ def options(model: Path, folder: Path | None, **more: object) -> EngineOptions:
     return EngineOptions(**{"model_path": str(model), "cost_dir": cost_dir, **more})
 
 
-def chosen(model: Path, folder: Path | None, **more: object) -> WeightLayout:
+def layout_for(model: Path, folder: Path | None, **more: object) -> WeightLayout:
     return chosen_layout(options(model, folder, **more), GgufHeader(model), Kernels())
 
 
-def keep(model: Path, folder: Path, layout: WeightLayout, kernels: Kernels) -> None:
+def store_layout(model: Path, folder: Path, layout: WeightLayout, kernels: Kernels) -> None:
     sets = kernels.instruction_sets
     key = LayoutKey.here(model, products=sets["products"], tiles=sets["tiles"])
     Measured(folder, LayoutKey, WeightLayout).put(key, layout)
 
 
-def test_it_is_measured_once_and_kept(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_layout_is_measured_once(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     pauses: list[None] = []
-    asked = options(model, tmp_path)
-    first = chosen_layout(asked, GgufHeader(model), Kernels(), pause=lambda: pauses.append(None))
+    chosen_options = options(model, tmp_path)
+    first = chosen_layout(chosen_options, GgufHeader(model), Kernels(), pause=lambda: pauses.append(None))
     assert first.repacked_cost > 0
     assert pauses
     assert f"weights: {first} (measured once" in caplog.text
     assert len(list(tmp_path.iterdir())) == 1
     again: list[None] = []
-    second = chosen_layout(asked, GgufHeader(model), Kernels(), pause=lambda: again.append(None))
+    second = chosen_layout(chosen_options, GgufHeader(model), Kernels(), pause=lambda: again.append(None))
     assert (second, again) == (first, [])
-    assert stored_layout(asked, GgufHeader(model)) == first
+    assert stored_layout(chosen_options, GgufHeader(model)) == first
 
 
 @pytest.mark.parametrize("repacked", [True, False])
-def test_what_was_kept_is_what_an_engine_does(model: Path, tmp_path: Path, repacked: bool) -> None:
+def test_an_engine_uses_the_stored_layout(model: Path, tmp_path: Path, repacked: bool) -> None:
     kernels = switch_kernels("off")
-    keep(model, tmp_path, WeightLayout(repacked=repacked, repacked_cost=0.5), kernels)
+    store_layout(model, tmp_path, WeightLayout(repacked=repacked, repacked_cost=0.5), kernels)
     with loaded(model, kernels="off", cost_dir=str(tmp_path)) as backend:
         assert backend.info.weights.repacked == repacked
         assert ("repacked; " in backend.info.computed_by["weights"]) == repacked
         assert len(generate(backend, PROMPT, 4)) == 4
 
 
-def test_options_go_first_and_kernels_have_their_own_layouts(model: Path, tmp_path: Path) -> None:
-    keep(model, tmp_path, WeightLayout(repacked=True), Kernels(products=KernelState(instruction_set="avx2")))
-    keep(model, tmp_path, WeightLayout(left_to_ggml=("q4_0",)), Kernels())
-    assert not chosen(model, tmp_path).repacked
-    for asked in (True, False):
-        layout = chosen(model, tmp_path, repack=asked)
-        assert (layout.repacked, layout.left_to_ggml) == (asked, ("q4_0",))
-        assert stored_layout(options(model, tmp_path, repack=asked), GgufHeader(model)) == layout
+def test_options_override_the_stored_layout_and_kernels_have_their_own(model: Path, tmp_path: Path) -> None:
+    store_layout(
+        model, tmp_path, WeightLayout(repacked=True), Kernels(products=KernelState(instruction_set="avx2"))
+    )
+    store_layout(model, tmp_path, WeightLayout(left_to_ggml=("q4_0",)), Kernels())
+    assert not layout_for(model, tmp_path).repacked
+    for repack in (True, False):
+        layout = layout_for(model, tmp_path, repack=repack)
+        assert (layout.repacked, layout.left_to_ggml) == (repack, ("q4_0",))
+        assert stored_layout(options(model, tmp_path, repack=repack), GgufHeader(model)) == layout
 
 
-def test_what_cannot_be_kept(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert chosen(model, None) == stored_layout(options(model, None), GgufHeader(model)) == WeightLayout()
+def test_layouts_that_cannot_be_stored(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert layout_for(model, None) == stored_layout(options(model, None), GgufHeader(model)) == WeightLayout()
     (tmp_path / "file").write_text("in the way")
-    assert chosen(model, tmp_path / "file" / "folder") == WeightLayout()
+    assert layout_for(model, tmp_path / "file" / "folder") == WeightLayout()
     assert "cannot store measurements" in caplog.text
 
 
-def test_weights_that_nobody_multiplies_are_not_measured(tmp_path: Path) -> None:
-    assert chosen(tiny_model_path("f32"), tmp_path) == WeightLayout()
-    assert len(list(tmp_path.iterdir())) == 1, "kept: it is not looked for again"
+def test_layouts_of_f32_weights_are_not_measured(tmp_path: Path) -> None:
+    assert layout_for(tiny_model_path("f32"), tmp_path) == WeightLayout()
+    assert len(list(tmp_path.iterdir())) == 1, "the result is stored, so that it is not measured again"
 
 
-def test_experts_are_measured_apart(tmp_path: Path) -> None:
+def test_experts_are_timed_separately(tmp_path: Path) -> None:
     path = tmp_path / "mixture.gguf"
     source, shape = tiny_model_path(shape="tiny-qwen3moe"), ("--type", "q8_0")
     command = [sys.executable, "-m", "openai_cpu_server", "quantize", str(source), str(path), *shape]
@@ -319,7 +323,7 @@ def test_experts_are_measured_apart(tmp_path: Path) -> None:
 def times(
     kind: str, ggml: float, *, ours: float | None = None, repacked: float | None = None, large: float = 1.0
 ) -> ProductTimes:
-    """The same for steps of all sizes; repacked, those of more than one token take `large` times as long."""
+    """Return equal times for all step sizes; repacked steps of several tokens take `large` times as long."""
 
     def steps(one: float | None, factor: float = 1.0) -> dict[int, float] | None:
         return None if one is None else {n: one * (factor if n > 1 else 1) for n in STEPS}
@@ -328,7 +332,7 @@ def times(
 
 
 @pytest.mark.parametrize(
-    ("groups", "repacked", "left"),
+    ("groups", "repacked", "left_to_ggml"),
     [
         ([], False, ()),
         ([times("q6_K", 1.0)], False, ()),
@@ -343,9 +347,9 @@ def times(
         ([times("mxfp4", 10.0, ours=1.0, repacked=5.0), times("q8_0", 1.0, ours=2.0)], False, ("q8_0",)),
     ],
 )
-def test_the_faster_layout(groups: list[ProductTimes], repacked: bool, left: tuple[str, ...]) -> None:
+def test_the_faster_layout(groups: list[ProductTimes], repacked: bool, left_to_ggml: tuple[str, ...]) -> None:
     layout = faster_layout(groups)
-    assert (layout.repacked, layout.left_to_ggml) == (repacked, left)
+    assert (layout.repacked, layout.left_to_ggml) == (repacked, left_to_ggml)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +362,7 @@ def test_the_faster_layout(groups: list[ProductTimes], repacked: bool, left: tup
         ({8: 2.0, 16: 1.2, 32: 1.0}, None),
     ],
 )
-def test_tiles_are_used_from_where_they_are_always_faster(
+def test_tiles_are_used_from_the_number_of_rows_where_they_are_always_faster(
     speeds: dict[int, float], least: int | None
 ) -> None:
     group = times("q4_K", 1.0)._replace(tile_speeds=speeds)

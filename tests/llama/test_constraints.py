@@ -1,10 +1,11 @@
-"""Grammars on the tiny model: whatever it would like to say, only what fits comes out."""
+"""Grammars on the tiny model: outputs fit their grammar, whatever the logits prefer."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import jsonschema
 import msgspec
@@ -20,7 +21,7 @@ from openai_cpu_server.llama.grammar.compile import MOST_FORCED, compile_grammar
 from openai_cpu_server.llama.grammar.constraints import CompiledGrammars, ConstrainedOutput, ModelTokens
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampler import Sampler, Scratch
-from tests.llama.driver import GREEDY, answers, execute_and_press
+from tests.llama.driver import GREEDY, answers, execute_and_interrupt, loaded
 from tests.structured.making import gbnf_to_lark, schema_to_lark
 
 LETTERS = gbnf_to_lark("root ::= [a-z]{3,8}")
@@ -40,7 +41,9 @@ VERY_AMBIGUOUS = gbnf_to_lark("root ::= s\ns ::= [a-z] s [a-z] s | [a-z] s [a-z]
 LONG = gbnf_to_lark("root ::= [a-z]{200}")
 
 
-def asked(name: str, grammar: str, sampling: Sampling = GREEDY, **more: object) -> GenerationRequest:
+def constrained_request(
+    name: str, grammar: str, sampling: Sampling = GREEDY, **more: object
+) -> GenerationRequest:
     constraint = Constraint(grammar=grammar, **more.pop("constraint", {}))
     prompt = tuple(3 + byte for byte in name.encode())
     base = GenerationRequest(id=name, tokens=prompt, max_tokens=300, sampling=sampling, constraint=constraint)
@@ -50,8 +53,14 @@ def asked(name: str, grammar: str, sampling: Sampling = GREEDY, **more: object) 
 OPTIONS = EngineOptions(model_path="", experiment=Experiment(tile_filling=False))
 
 
-def run(roomy: LlamaBackend, one: GenerationRequest, told: Sequence[int] = ()) -> TokenEvent:
-    return answers(roomy, OPTIONS, one, told=told)[one.id]
+@pytest.fixture(scope="module")
+def backend(tiny: Path) -> Iterator[LlamaBackend]:
+    with loaded(tiny, kv_tokens=8192, max_seqs=16, prefill_tokens=512, threads=1) as backend:
+        yield backend
+
+
+def run(backend: LlamaBackend, one: GenerationRequest, output: Sequence[int] = ()) -> TokenEvent:
+    return answers(backend, OPTIONS, one, output=output)[one.id]
 
 
 def schemas() -> dict[str, dict[str, object]]:
@@ -77,11 +86,13 @@ def schemas() -> dict[str, dict[str, object]]:
     }
 
 
-def test_sixteen_hot_sequences_with_a_schema_each_are_all_valid(roomy: LlamaBackend) -> None:
+def test_sixteen_hot_sequences_with_a_schema_each_are_all_valid(backend: LlamaBackend) -> None:
     found = {}
     for seed in range(2):
         hot = Sampling(seed=seed, temperature=1.5)
-        found = answers(roomy, OPTIONS, *(asked(n, schema_to_lark(s), hot) for n, s in schemas().items()))
+        found = answers(
+            backend, OPTIONS, *(constrained_request(n, schema_to_lark(s), hot) for n, s in schemas().items())
+        )
         for name, schema in schemas().items():
             assert found[name].finish.reason is FinishReason.STOP
             jsonschema.validate(json.loads(found[name].text), schema)
@@ -89,7 +100,7 @@ def test_sixteen_hot_sequences_with_a_schema_each_are_all_valid(roomy: LlamaBack
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_mask_is_what_the_grammar_takes(words: ModelTokens, seed: int) -> None:
+def test_the_mask_equals_the_tokens_that_the_grammar_accepts(words: ModelTokens, seed: int) -> None:
     rng = random.Random(seed)
     matcher = compile_grammar(OBJECT, words.tokenizer)
     output = ConstrainedOutput(Constraint(grammar=OBJECT), matcher.deep_copy(), words)
@@ -108,9 +119,9 @@ def test_the_mask_is_what_the_grammar_takes(words: ModelTokens, seed: int) -> No
             break
 
 
-def test_forced_tokens_are_those_that_are_sampled_one_by_one(roomy: LlamaBackend) -> None:
-    burst, single = asked("a", OBJECT), asked("a", OBJECT, top_logprobs=2)
-    found = run(roomy, burst), run(roomy, single)
+def test_forced_tokens_equal_those_sampled_one_by_one(backend: LlamaBackend) -> None:
+    burst, single = constrained_request("a", OBJECT), constrained_request("a", OBJECT, top_logprobs=2)
+    found = run(backend, burst), run(backend, single)
     assert found[0].tokens == found[1].tokens
     assert found[0].text == found[1].text
     assert found[0].finish.output_tokens == found[1].finish.output_tokens
@@ -118,12 +129,14 @@ def test_forced_tokens_are_those_that_are_sampled_one_by_one(roomy: LlamaBackend
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=1.5)])
 @pytest.mark.parametrize("constraint", [{}, {"opening": (4, 70, 71), "triggers": ("CD",)}])
-def test_an_output_is_resumed(roomy: LlamaBackend, sampling: Sampling, constraint: dict[str, object]) -> None:
-    one = asked("resume", OBJECT, sampling, constraint=constraint)
-    whole = run(roomy, one)
+def test_an_output_is_resumed(
+    backend: LlamaBackend, sampling: Sampling, constraint: dict[str, object]
+) -> None:
+    one = constrained_request("resume", OBJECT, sampling, constraint=constraint)
+    whole = run(backend, one)
     assert whole.finish.reason is FinishReason.STOP
     for end in range(0, len(whole.tokens) + 1, 2):
-        rest = run(roomy, one, told=whole.tokens[:end])
+        rest = run(backend, one, output=whole.tokens[:end])
         assert whole.tokens[:end] + rest.tokens == whole.tokens
         assert rest.finish.output_tokens == whole.finish.output_tokens
 
@@ -148,16 +161,16 @@ SWITCH = {
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("schema", [UNIQUE, {"items": SWITCH, "minItems": 6, "maxItems": 9}])
 def test_items_of_a_list_differ_also_in_an_output_that_is_resumed(
-    roomy: LlamaBackend, seed: int, schema: dict[str, object]
+    backend: LlamaBackend, seed: int, schema: dict[str, object]
 ) -> None:
     schema = {"type": "array", "uniqueItems": schema is not UNIQUE, **schema}
     sampling = Sampling(seed=seed, temperature=1.5)
-    one = asked("unique", schema_to_lark(schema), sampling)
-    whole = run(roomy, one)
+    one = constrained_request("unique", schema_to_lark(schema), sampling)
+    whole = run(backend, one)
     assert whole.finish.reason is FinishReason.STOP
     jsonschema.validate(json.loads(whole.text), schema)
     for end in range(0, len(whole.tokens) + 1, 5):
-        assert whole.tokens[:end] + run(roomy, one, told=whole.tokens[:end]).tokens == whole.tokens
+        assert whole.tokens[:end] + run(backend, one, output=whole.tokens[:end]).tokens == whole.tokens
 
 
 def test_a_token_that_repeats_a_string_of_a_list_is_not_taken(words: ModelTokens) -> None:
@@ -177,20 +190,22 @@ def test_a_token_that_repeats_a_string_of_a_list_is_not_taken(words: ModelTokens
     assert output.allowed().any()
 
 
-def test_the_grammar_begins_behind_the_trigger(roomy: LlamaBackend) -> None:
-    free = run(roomy, msgspec.structs.replace(asked("t", LETTERS, max_tokens=60), constraint=None))
+def test_the_grammar_begins_behind_the_trigger(backend: LlamaBackend) -> None:
+    free = run(
+        backend, msgspec.structs.replace(constrained_request("t", LETTERS, max_tokens=60), constraint=None)
+    )
     trigger = next(free.text[i : i + 3] for i in range(9, 40) if free.text[i : i + 3].isascii())
     before = free.text[: free.text.index(trigger) + 3]
-    one = asked("t", OBJECT, constraint={"triggers": (trigger, "never seen")})
-    found = run(roomy, one)
+    one = constrained_request("t", OBJECT, constraint={"triggers": (trigger, "never seen")})
+    found = run(backend, one)
     assert found.finish.reason is FinishReason.STOP
     assert found.text.startswith(before)
     assert 1 <= json.loads(found.text[len(before) :])["rating"] <= 5
     for end in range(1, len(found.tokens), 3):
-        assert found.tokens[:end] + run(roomy, one, told=found.tokens[:end]).tokens == found.tokens
+        assert found.tokens[:end] + run(backend, one, output=found.tokens[:end]).tokens == found.tokens
 
 
-def follow(words: ModelTokens, grammar: str | None, **parts: object) -> ConstrainedOutput:
+def make_output(words: ModelTokens, grammar: str | None, **parts: object) -> ConstrainedOutput:
     matcher = None if grammar is None else compile_grammar(grammar, words.tokenizer)
     return ConstrainedOutput(Constraint(grammar=grammar, **parts), matcher, words)
 
@@ -205,7 +220,7 @@ def token_of(vocabulary: Vocabulary, text: bytes) -> int:
 
 def test_a_trigger_may_span_tokens_and_be_a_control_token(words: ModelTokens) -> None:
     for trigger, tokens in (("ab<s>c", [byte("a"), byte("b"), 1, byte("c")]), ("<s>", [1])):
-        output = follow(words, gbnf_to_lark('root ::= "x" [0-9]'), triggers=("zz", trigger))
+        output = make_output(words, gbnf_to_lark('root ::= "x" [0-9]'), triggers=("zz", trigger))
         for token in (byte("a"), byte("c"), *tokens[:-1]):
             output.accept(token)
             assert output.allowed() is None
@@ -214,10 +229,10 @@ def test_a_trigger_may_span_tokens_and_be_a_control_token(words: ModelTokens) ->
         assert [words.text_of(token) for token in output.take_forced()] == [b"x"]
 
 
-def test_the_rest_of_the_triggers_token_is_of_the_grammar(words: ModelTokens, vocabulary: Vocabulary) -> None:
+def test_the_rest_of_a_triggers_token_is_in_the_grammar(words: ModelTokens, vocabulary: Vocabulary) -> None:
     ratings = token_of(vocabulary, b"at")
     for letter in "xt":
-        output = follow(words, gbnf_to_lark(f'root ::= "{letter}" [0-9]'), triggers=("ra",))
+        output = make_output(words, gbnf_to_lark(f'root ::= "{letter}" [0-9]'), triggers=("ra",))
         assert output.takes(ratings)
         output.accept(byte("r"))
         assert output.takes(ratings) == (letter == "t")
@@ -226,23 +241,23 @@ def test_the_rest_of_the_triggers_token_is_of_the_grammar(words: ModelTokens, vo
     assert {vocabulary.piece(t) for t in np.flatnonzero(output.allowed())} == {b"%d" % i for i in range(10)}
 
 
-def test_a_token_that_breaks_the_grammar_is_not_chosen(roomy: LlamaBackend, vocabulary: Vocabulary) -> None:
+def test_a_token_that_breaks_the_grammar_is_not_chosen(backend: LlamaBackend, vocabulary: Vocabulary) -> None:
     at = token_of(vocabulary, b"at")
     hot = msgspec.structs.replace(GREEDY, logit_bias={at: 100.0})
     bang = gbnf_to_lark('root ::= "!"')
-    found = run(roomy, asked("t", bang, hot, constraint={"triggers": ("a",)}, max_tokens=9))
+    found = run(backend, constrained_request("t", bang, hot, constraint={"triggers": ("a",)}, max_tokens=9))
     assert at not in found.tokens
 
 
-def test_the_end_comes_only_when_the_grammar_is_complete(roomy: LlamaBackend) -> None:
-    ends = roomy.info.end_tokens
+def test_the_end_comes_only_when_the_grammar_is_complete(backend: LlamaBackend) -> None:
+    ends = backend.info.end_tokens
     for end in ends:
         eager = msgspec.structs.replace(GREEDY, logit_bias={end: 100.0})
-        found = run(roomy, asked("e", LETTERS, eager))
+        found = run(backend, constrained_request("e", LETTERS, eager))
         assert found.finish.reason is FinishReason.STOP
         assert len(found.text) in range(3, 9)
     never = msgspec.structs.replace(GREEDY, ignore_eos=True)
-    found = run(roomy, asked("e", LETTERS, never))
+    found = run(backend, constrained_request("e", LETTERS, never))
     assert (found.finish.reason, len(found.text)) == (FinishReason.STOP, 8)
 
 
@@ -261,17 +276,17 @@ def test_the_grammar_wins_over_parameters_that_forbid_all_it_allows(temperature:
     assert sampler.choose(logits, np.arange(8) == 5) == 5
 
 
-def test_an_interrupted_step_leaves_the_constraint_where_it_was(roomy: LlamaBackend) -> None:
+def test_an_interrupted_step_leaves_the_constraint_where_it_was(backend: LlamaBackend) -> None:
     prompt = tuple(range(5, 400))
     constraint = Constraint(grammar=LETTERS)
     samples = []
     for interrupts in (False, True):
-        roomy.execute(Step(verbs=(Open(0, GREEDY, prompt, (), None, constraint),)))
+        backend.execute(Step(verbs=(Open(0, GREEDY, prompt, (), None, constraint),)))
         step = Step(spans=(Span(0, 0, prompt, True),))
         if interrupts:
-            assert execute_and_press(roomy, step).interrupted
-        samples.append(roomy.execute(step).samples[0])
-        roomy.execute(Step(verbs=(Close(0),)))
+            assert execute_and_interrupt(backend, step).interrupted
+        samples.append(backend.execute(step).samples[0])
+        backend.execute(Step(verbs=(Close(0),)))
     assert samples[0] == samples[1]
 
 
@@ -289,10 +304,13 @@ WIDE = gbnf_to_lark("\n".join([f"root ::= [a-z] ({' | '.join(f'r{i}' for i in ra
     ids=["undefined", "no grammar", "empty", "open", "GBNF", "an empty trigger", "becomes too complex"],
 )
 def test_a_wrong_constraint_fails_alone(
-    roomy: LlamaBackend, grammar: str, triggers: tuple[str, ...], why: str
+    backend: LlamaBackend, grammar: str, triggers: tuple[str, ...], why: str
 ) -> None:
     found = answers(
-        roomy, OPTIONS, asked("bad", grammar, constraint={"triggers": triggers}), asked("good", LETTERS)
+        backend,
+        OPTIONS,
+        constrained_request("bad", grammar, constraint={"triggers": triggers}),
+        constrained_request("good", LETTERS),
     )
     assert found["bad"].finish.reason is FinishReason.ERROR
     assert found["good"].finish.reason is FinishReason.STOP
@@ -307,12 +325,12 @@ def test_a_grammar_that_takes_too_much_time_fails(words: ModelTokens) -> None:
         output.replay([byte("a")] * 3000)
 
 
-def test_a_slow_grammar_beside_others_has_the_output_that_it_has_alone(roomy: LlamaBackend) -> None:
-    slow = asked("slow", VERY_AMBIGUOUS, max_tokens=40)
-    others = [asked(name, LONG, max_tokens=120) for name in ("a", "b")]
-    alone = {one.id: run(roomy, one).tokens for one in (slow, *others)}
-    together = answers(roomy, OPTIONS, slow, *others)
-    assert {name: told.tokens for name, told in together.items()} == alone
+def test_a_slow_grammar_beside_others_has_the_output_that_it_has_alone(backend: LlamaBackend) -> None:
+    slow = constrained_request("slow", VERY_AMBIGUOUS, max_tokens=40)
+    others = [constrained_request(name, LONG, max_tokens=120) for name in ("a", "b")]
+    alone = {one.id: run(backend, one).tokens for one in (slow, *others)}
+    together = answers(backend, OPTIONS, slow, *others)
+    assert {name: event.tokens for name, event in together.items()} == alone
     assert len(alone["slow"]) == 40
 
 
@@ -377,11 +395,11 @@ def test_copies_of_a_compiled_grammar_are_apart(words: ModelTokens) -> None:
     assert second.consume_token(byte("b"))
 
 
-def test_control_tokens_are_no_text_for_a_grammar_and_any_end_token_may_end_it(words: ModelTokens) -> None:
-    output = follow(words, gbnf_to_lark('root ::= [<s>|a-z_]{1,8} "!"'))
+def test_control_tokens_do_not_match_text_and_any_end_token_may_end_a_grammar(words: ModelTokens) -> None:
+    output = make_output(words, gbnf_to_lark('root ::= [<s>|a-z_]{1,8} "!"'))
     allowed = output.allowed()
     assert (allowed[1], allowed[byte("<")]) == (False, True)
-    output = follow(words, LETTERS)
+    output = make_output(words, LETTERS)
     for _ in range(3):
         output.accept(byte("x"))
     allowed = output.allowed()
@@ -397,7 +415,7 @@ def test_a_failure_that_is_not_the_grammars_is_not_remembered(words: ModelTokens
     assert not grammars.matcher(OBJECT, words.tokenizer).is_error()
 
 
-# -- thoughts in front of the answer ---------------------------------------------------------------------
+# -- thoughts before the answer ---------------------------------------------------------------------
 
 END = "</think>"
 DIGIT = gbnf_to_lark('root ::= [0-9]{2} "!"')
@@ -409,79 +427,79 @@ def thoughts(vocabulary: Vocabulary) -> Thinking:
     return Thinking(end=END, budget=12, closing=tuple(closing))
 
 
-def thinking(name: str, grammar: str | None, thoughts: Thinking, **more: object) -> GenerationRequest:
+def thinking_request(name: str, grammar: str | None, thoughts: Thinking, **more: object) -> GenerationRequest:
     constraint = Constraint(grammar=grammar, thinking=thoughts)
-    return msgspec.structs.replace(asked(name, LETTERS), constraint=constraint, **more)
+    return msgspec.structs.replace(constrained_request(name, LETTERS), constraint=constraint, **more)
 
 
 @pytest.mark.parametrize("budget", [0, 1, 40])
-def test_the_budget_of_thoughts(roomy: LlamaBackend, thoughts: Thinking, budget: int) -> None:
-    found = run(roomy, thinking("b", OBJECT, msgspec.structs.replace(thoughts, budget=budget)))
+def test_the_budget_of_thoughts(backend: LlamaBackend, thoughts: Thinking, budget: int) -> None:
+    found = run(backend, thinking_request("b", OBJECT, msgspec.structs.replace(thoughts, budget=budget)))
     assert found.finish.reason is FinishReason.STOP
-    begun = found.tokens.index(thoughts.closing[0])
-    assert found.tokens[begun : begun + len(thoughts.closing)] == thoughts.closing
-    assert budget <= begun <= budget + 3
+    start = found.tokens.index(thoughts.closing[0])
+    assert found.tokens[start : start + len(thoughts.closing)] == thoughts.closing
+    assert budget <= start <= budget + 3
     assert 1 <= json.loads(found.text.partition(END)[2])["rating"] <= 5
 
 
-def test_a_free_answer_goes_on_behind_the_thoughts(roomy: LlamaBackend, thoughts: Thinking) -> None:
-    found = run(roomy, thinking("f", None, thoughts, max_tokens=80))
+def test_a_free_answer_follows_the_thoughts(backend: LlamaBackend, thoughts: Thinking) -> None:
+    found = run(backend, thinking_request("f", None, thoughts, max_tokens=80))
     _, _, answer = found.text.partition("Enough." + END)
     assert answer
-    free = thinking("f", None, msgspec.structs.replace(thoughts, budget=None), max_tokens=80)
+    free = thinking_request("f", None, msgspec.structs.replace(thoughts, budget=None), max_tokens=80)
     plain = msgspec.structs.replace(free, constraint=None)
-    assert run(roomy, free).tokens == run(roomy, plain).tokens
+    assert run(backend, free).tokens == run(backend, plain).tokens
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=1.5)])
 @pytest.mark.parametrize(("grammar", "length"), [(OBJECT, 300), (None, 75)])
 def test_thoughts_are_resumed(
-    roomy: LlamaBackend, thoughts: Thinking, sampling: Sampling, grammar: str | None, length: int
+    backend: LlamaBackend, thoughts: Thinking, sampling: Sampling, grammar: str | None, length: int
 ) -> None:
-    one = thinking("resume", grammar, thoughts, sampling=sampling, max_tokens=length)
-    whole = run(roomy, one)
+    one = thinking_request("resume", grammar, thoughts, sampling=sampling, max_tokens=length)
+    whole = run(backend, one)
     for end in range(0, min(len(whole.tokens), 60), 5):
-        assert whole.tokens[:end] + run(roomy, one, told=whole.tokens[:end]).tokens == whole.tokens
+        assert whole.tokens[:end] + run(backend, one, output=whole.tokens[:end]).tokens == whole.tokens
 
 
-def thoughtful(words: ModelTokens, grammar: str | None = DIGIT, **parts: object) -> ConstrainedOutput:
-    return follow(words, grammar, **{"thinking": Thinking(end=END), **parts})
+def thinking_output(words: ModelTokens, grammar: str | None = DIGIT, **parts: object) -> ConstrainedOutput:
+    return make_output(words, grammar, **{"thinking": Thinking(end=END), **parts})
 
 
-def spell(output: ConstrainedOutput, text: str) -> None:
+def accept_text(output: ConstrainedOutput, text: str) -> None:
     for char in text:
         output.accept(byte(char))
 
 
 @pytest.mark.parametrize(
-    ("thoughts", "said"),
+    ("thoughts", "prefix"),
     [
         (Thinking(end=END), "<c>" + END + "a"),
         (Thinking(end=END), END),
         (Thinking(begin="<think>", end=END), ""),
     ],
-    ids=["none within the thoughts", "it may follow them at once", "it may begin an answer without them"],
+    ids=["not within thoughts", "right after thoughts", "in an answer without thoughts"],
 )
-def test_where_a_trigger_is_one(words: ModelTokens, thoughts: Thinking, said: str) -> None:
-    output = thoughtful(words, triggers=("<c>",), thinking=thoughts)
-    spell(output, said)
+def test_a_trigger_counts_only_outside_thoughts(words: ModelTokens, thoughts: Thinking, prefix: str) -> None:
+    output = thinking_output(words, triggers=("<c>",), thinking=thoughts)
+    accept_text(output, prefix)
     assert output.allowed() is None
-    spell(output, "<c>")
+    accept_text(output, "<c>")
     assert output.allowed() is not None
 
 
 def test_the_end_of_thoughts_may_bring_white_space_only(words: ModelTokens, vocabulary: Vocabulary) -> None:
     at = token_of(vocabulary, b"at")
     for mark, takes in (("ra", False), ("rat", True)):
-        output = thoughtful(words, thinking=Thinking(end=mark))
+        output = thinking_output(words, thinking=Thinking(end=mark))
         output.accept(byte("r"))
         assert output.takes(at) is takes
 
 
 def test_the_opening_follows_the_thoughts(words: ModelTokens) -> None:
     opening = (byte("\n"), byte("x"))
-    output = thoughtful(words, opening=opening)
-    spell(output, "so" + END)
+    output = thinking_output(words, opening=opening)
+    accept_text(output, "so" + END)
     assert output.take_forced() == opening
     assert all(words.text_of(int(token)).isdigit() for token in np.flatnonzero(output.allowed()))
 
@@ -489,20 +507,20 @@ def test_the_opening_follows_the_thoughts(words: ModelTokens) -> None:
 def test_thoughts_that_must_come_are_opened(words: ModelTokens) -> None:
     opening = tuple(byte(char) for char in "<think>")
     thoughts = Thinking(begin="<think>", end=END, opening=opening, budget=1, closing=tuple(map(byte, END)))
-    output = thoughtful(words, thinking=thoughts)
+    output = thinking_output(words, thinking=thoughts)
     assert output.take_forced() == opening
     assert not output.is_forced
     output.accept(byte("a"))
     assert output.take_forced() == thoughts.closing
     assert output.allowed() is not None
-    assert not thoughtful(words, None, thinking=Thinking(begin="<think>", end=END, budget=0)).is_forced
+    assert not thinking_output(words, None, thinking=Thinking(begin="<think>", end=END, budget=0)).is_forced
 
 
 def test_a_draft_does_not_end_thoughts_before_an_answer_that_must_be(words: ModelTokens) -> None:
-    assert thoughtful(words).num_allowed([byte("a")] * 4) == 4
+    assert thinking_output(words).num_allowed([byte("a")] * 4) == 4
     end = min(words.ends)
-    assert not thoughtful(words).takes(end)
-    assert thoughtful(words, None).takes(end)
+    assert not thinking_output(words).takes(end)
+    assert thinking_output(words, None).takes(end)
 
 
 @pytest.mark.parametrize(
@@ -512,12 +530,14 @@ def test_a_draft_does_not_end_thoughts_before_an_answer_that_must_be(words: Mode
         (Thinking(end=END, budget=0, closing=(byte("x"),)), "cannot end its thoughts"),
     ],
 )
-def test_what_nobody_can_carry_out_fails(words: ModelTokens, thoughts: Thinking, message: str) -> None:
+def test_thoughts_that_cannot_be_enforced_fail(words: ModelTokens, thoughts: Thinking, message: str) -> None:
     with pytest.raises(ConstraintFailed, match=message):
-        thoughtful(words, thinking=thoughts)
+        thinking_output(words, thinking=thoughts)
 
 
-def test_a_list_that_needs_more_items_than_differ_fails(roomy: LlamaBackend) -> None:
+def test_a_list_that_needs_more_items_than_differ_fails(backend: LlamaBackend) -> None:
     schema = {"type": "array", "items": SWITCH, "uniqueItems": True, "minItems": 13}
-    found = run(roomy, asked("unique", schema_to_lark(schema), Sampling(seed=1, temperature=1.5)))
+    found = run(
+        backend, constrained_request("unique", schema_to_lark(schema), Sampling(seed=1, temperature=1.5))
+    )
     assert found.finish.reason is FinishReason.ERROR

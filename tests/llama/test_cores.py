@@ -19,7 +19,7 @@ _BEGIN = """
 import json, os, sys, threading
 from openai_cpu_server.kernels.library import put_in_front
 
-put_in_front()  # they are proved before, with threads of their own
+put_in_front()  # verifies the kernels, so that its threads are not counted below
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Sampling
@@ -52,17 +52,17 @@ for _ in range(20):
 print(json.dumps([cores_of_new_threads(), cores_of(0)]))
 """
 _FEWER = """
-start, told = 0, []
+start, rounds = 0, []
 for count in (threads, 1, threads):
     backend.threads.use(count)
     for _ in range(20):
-        opened = (Open(0, Sampling(seed=0), (300, 301, 302)),) if start == 0 else ()
-        result = backend.execute(Step(opened, (Span(0, start, (300 + start,), sample=True),)))
+        verbs = (Open(0, Sampling(seed=0), (300, 301, 302)),) if start == 0 else ()
+        result = backend.execute(Step(verbs, (Span(0, start, (300 + start,), sample=True),)))
         start += 1
     waits = backend.threads.waits_s()
     placed = sorted(cores_of(t) for t in waits if t != threading.get_native_id())
-    told.append((result.samples[0].token, placed, min(waits.values()) >= 0, len(waits)))
-print(json.dumps([told, backend.threads.idle_s(), cores_of(0)]))
+    rounds.append((result.samples[0].token, placed, min(waits.values()) >= 0, len(waits)))
+print(json.dumps([rounds, backend.threads.idle_s(), cores_of(0)]))
 """
 _DRAFTING = """
 from openai_cpu_server.llama.bindings import llama_cpp
@@ -85,10 +85,10 @@ _END = "backend.close()"
 
 
 def affinities(program: str, model: Path, threads: int, threads_batch: int) -> tuple[list[list[int]], list]:
-    return msgspec.json.decode(printed(program, model, threads, threads_batch))
+    return msgspec.json.decode(run_program(program, model, threads, threads_batch))
 
 
-def printed(program: str, model: Path, threads: int, threads_batch: int) -> bytes:
+def run_program(program: str, model: Path, threads: int, threads_batch: int) -> bytes:
     draft_model = str(model) if program is _DRAFTING else None
     arguments = msgspec.json.encode([str(model), draft_model, threads, threads_batch]).decode()
     command = [sys.executable, "-c", _BEGIN + program + _END, arguments]
@@ -107,23 +107,23 @@ def test_fewer_or_more_threads_are_left_to_the_kernel(tiny: Path) -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no fewer")
 def test_fewer_threads_compute_where_the_kernel_puts_them_and_all_have_cores_again(tiny: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
-    output = printed(_FEWER, tiny, len(cores), len(cores))
-    told, idle_s, caller = msgspec.json.decode(
+    output = run_program(_FEWER, tiny, len(cores), len(cores))
+    rounds, idle_s, caller = msgspec.json.decode(
         output, type=tuple[list[tuple[int, list[list[int]], bool, int]], float, list[int]]
     )
-    placed = [places for _, places, _, _ in told]
+    placed = [places for _, places, _, _ in rounds]
     assert placed[0] == placed[2] == [[core] for core in cores[1:]]
     assert all(place == cores for place in placed[1])
-    assert all(is_told for _, _, is_told, _ in told)
-    assert (told[0][3], told[2][3]) == (len(cores), len(cores)), "all of them are watched"
+    assert all(is_valid for _, _, is_valid, _ in rounds)
+    assert (rounds[0][3], rounds[2][3]) == (len(cores), len(cores)), "each thread reports its wait"
     assert idle_s > 0
-    assert caller == cores, "bound while it computes only"
+    assert caller == cores, "the caller is bound only while it computes"
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="nothing is bound on one core")
 def test_a_draft_model_computes_on_the_same_cores(tiny: Path) -> None:
-    """It gets no threads of its own: those of the model serve it, and its caller keeps to its core too."""
+    """The draft model uses the threads of the model, and its caller stays on its core."""
     cores = sorted(os.sched_getaffinity(0))
     workers, caller = affinities(_DRAFTING, tiny, len(cores), len(cores))
     assert sorted(workers) == [[core] for core in cores[1:]]
-    assert caller == [cores[:1]], "while the draft model computes"
+    assert caller == [cores[:1]], "the caller is bound while the draft model computes"

@@ -1,4 +1,4 @@
-"""Draft tokens, also those of a smaller model: they change the number of steps, and nothing else."""
+"""Draft tokens, also those of a smaller model, change the number of steps and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
+from openai_cpu_server.contract.messages import FinishReason, TokenEvent
 from openai_cpu_server.contract.request import Constraint, DryPenalty, GenerationRequest, Sampling
 from openai_cpu_server.contract.step import (
     Close,
@@ -26,18 +26,19 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampler import Sampler, Scratch
 from openai_cpu_server.llama.slots import OpenSlot
-from tests.fakes import SPECULATION
 from tests.llama.driver import (
+    ALWAYS,
     ENDLESS,
     GREEDY,
+    OFF,
     TEXT,
     TOLERANCE,
     answers,
-    asked,
-    execute_and_press,
+    execute_and_interrupt,
     generate,
     loaded,
-    opened,
+    make_request,
+    open_slot,
 )
 from tests.llama.odd_models import padded
 from tests.structured.making import gbnf_to_lark
@@ -45,14 +46,12 @@ from tests.structured.making import gbnf_to_lark
 SIZE = 40
 SCRATCH = Scratch(SIZE)
 PROMPT = TEXT[:50]
-OFF, ALWAYS = (EngineOptions(model_path="", **SPECULATION[kind]) for kind in ("off", "always"))
 
 
-def slot(seed: int, **parameters: object) -> OpenSlot:
-    opened_at = Open(0, Sampling(seed=seed, **parameters), prompt=(5, 6))  # type: ignore[arg-type]
+def make_slot(seed: int, **parameters: object) -> OpenSlot:
+    verb = Open(0, Sampling(seed=seed, **parameters), prompt=(5, 6))  # type: ignore[arg-type]
     return OpenSlot(
-        opened_at,
-        Sampler(opened_at, SCRATCH, vocab_size=SIZE, end_tokens=frozenset({2}), piece=b"%d".__mod__),
+        verb, Sampler(verb, SCRATCH, vocab_size=SIZE, end_tokens=frozenset({2}), piece=b"%d".__mod__)
     )
 
 
@@ -67,29 +66,29 @@ def slot(seed: int, **parameters: object) -> OpenSlot:
     ],
     ids=str,
 )
-def test_the_very_tokens_are_those_of_one_step_each(parameters: dict[str, Any]) -> None:
-    """By seed and position: drafts come and go with the load, seeded answers and distributions stay."""
+def test_accepted_tokens_equal_those_of_single_steps(parameters: dict[str, Any]) -> None:
+    """Random draws depend on seed and position only, because drafts come and go with the load."""
     logits = np.random.default_rng(3).normal(0, 1.5, (6, SIZE)).astype(np.float32)
     for seed in range(50):
-        alone = slot(seed, **parameters)
+        alone = make_slot(seed, **parameters)
         expected = [alone.sample(row).token for row in logits]
         alone.close()
         for right in range(6):
             draft = expected[:right] + [(token + 1) % SIZE for token in expected[right:5]]
-            along = slot(seed, **parameters)
-            sampled = along.sample_along(draft, logits)
+            along = make_slot(seed, **parameters)
+            drafted = along.sample_along(draft, logits)
             along.close()
-            assert [sample.token for sample in sampled.samples] == expected[: right + 1]
-            assert sampled.num_accepted == right
+            assert [sample.token for sample in drafted.samples] == expected[: right + 1]
+            assert drafted.num_accepted == right
 
 
 def stepwise(
-    backend: LlamaBackend, verb: Open, known: Sequence[Sample] = (), right: int = 0, wrong: int = 0
+    backend: LlamaBackend, verb: Open, plain: Sequence[Sample] = (), right: int = 0, wrong: int = 0
 ) -> list[Sample]:
-    """Up to 40 samples of a request. Its drafts are tokens `known` of a first run, and wrong ones."""
+    """Return up to 40 samples. Each draft has `right` tokens of the `plain` run, then `wrong` others."""
     backend.execute(Step(verbs=(verb,)))
     tokens, samples, start = list(verb.prompt), list[Sample](), 0
-    truth = [token for sample in known for token in (sample.token, *sample.forced)]
+    truth = [token for sample in plain for token in (sample.token, *sample.forced)]
     while len(samples) < 40 and not (samples and samples[-1].token in backend.info.end_tokens):
         at = len(tokens) - len(verb.prompt)
         draft = truth[at : at + right]
@@ -164,14 +163,14 @@ def drafts_of(event: TokenEvent) -> tuple[int, int]:
 )
 def test_answers_with_drafts_and_resumed(backend: LlamaBackend, parameters: dict[str, Any]) -> None:
     sampling = Sampling(**{"seed": 5, **parameters})
-    requests = [asked(str(n), (PROMPT * 3)[n : n + 90], 60, sampling=sampling) for n in range(3)]
+    requests = [make_request(str(n), (PROMPT * 3)[n : n + 90], 60, sampling=sampling) for n in range(3)]
     plain, drafting = answers(backend, OFF, *requests), answers(backend, ALWAYS, *requests)
     assert {i: e.tokens for i, e in drafting.items()} == {i: e.tokens for i, e in plain.items()}
     assert all(drafts_of(event) == (0, 0) for event in plain.values())
     assert len(parameters) > 1 or sum(drafts_of(event)[1] for event in drafting.values()) > 0
     for request in requests:
         whole = plain[request.id].tokens
-        assert answers(backend, OFF, request, told=whole[:25])[request.id].tokens == whole[25:]
+        assert answers(backend, OFF, request, output=whole[:25])[request.id].tokens == whole[25:]
         if sampling.stop_tokens:
             assert plain[request.id].finish.reason is FinishReason.STOP
             assert len(whole) >= 40
@@ -184,33 +183,35 @@ Prompts = list[tuple[int, ...]]
 STORY = "One day the small dog ran to the old mill by the river. "
 
 
-def drafting(model: Path, draft: Path, **more: object) -> AbstractContextManager[LlamaBackend]:
-    chosen = {"kv_tokens": 2048, "max_seqs": 4, "threads": 1, **more}
-    return loaded(model, draft_model_path=str(draft), **chosen)
+def load_with_draft(model: Path, draft: Path, **more: object) -> AbstractContextManager[LlamaBackend]:
+    options = {"kv_tokens": 2048, "max_seqs": 4, "threads": 1, **more}
+    return loaded(model, draft_model_path=str(draft), **options)
 
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[LlamaBackend]:
-    with drafting(DEMO, DRAFT) as demo:
+    with load_with_draft(DEMO, DRAFT) as demo:
         yield demo
 
 
 @pytest.fixture(scope="module")
 def sure() -> Iterator[LlamaBackend]:
-    """The model drafts for itself: it is right as often as it is greedy."""
-    with drafting(DEMO, DEMO) as demo:
+    """The demo model is its own draft model, so that every greedy draft is right."""
+    with load_with_draft(DEMO, DEMO) as demo:
         yield demo
 
 
 @pytest.fixture(scope="module")
 def prompts() -> Prompts:
     texts = [STORY, STORY + "The cat was not there. " * 3, "My name is Anna. " + STORY]
-    with Vocabulary.open(DEMO) as words:
-        return [tuple(words.encode(text, add_special=True, parse_special=False)) for text in texts]
+    with Vocabulary.open(DEMO) as vocabulary:
+        return [tuple(vocabulary.encode(text, add_special=True, parse_special=False)) for text in texts]
 
 
-def asks(prompts: Sequence[tuple[int, ...]], sampling: Sampling = GREEDY) -> list[GenerationRequest]:
-    return [asked(str(n), one, 40, sampling=sampling, top_logprobs=2) for n, one in enumerate(prompts)]
+def scored_requests(
+    prompts: Sequence[tuple[int, ...]], sampling: Sampling = GREEDY
+) -> list[GenerationRequest]:
+    return [make_request(str(n), one, 40, sampling=sampling, top_logprobs=2) for n, one in enumerate(prompts)]
 
 
 def tokens_drafted(demo: LlamaBackend, slot: int, start: int, tokens: Sequence[int], count: int) -> list[int]:
@@ -223,35 +224,37 @@ def tokens_drafted(demo: LlamaBackend, slot: int, start: int, tokens: Sequence[i
 def test_a_model_drafts_for_itself(sure: LlamaBackend, prompts: Prompts, interrupts: bool) -> None:
     for prompt in (*prompts, (prompts[0] * 30)[:250]):
         expected = generate(sure, prompt, 12)
-        with opened(sure, 0, prompt):
+        with open_slot(sure, 0, prompt):
             if interrupts:
                 step = Step(spans=(Span(0, 0, prompt, True, num_to_draft=4),))
-                assert execute_and_press(sure, step).interrupted
+                assert execute_and_interrupt(sure, step).interrupted
             found = tokens_drafted(sure, 0, 0, prompt, 4)
             while len(found) < 9:
                 found += tokens_drafted(sure, 0, len(prompt) + len(found) - 1, found[-1:], 4)
         assert found[:9] == expected[:9]
-    drafted = answers(sure, ALWAYS, *asks(prompts))
-    assert sum(drafts_of(event)[1] for event in drafted.values()) > 20, "which saves steps"
+    drafted = answers(sure, ALWAYS, *scored_requests(prompts))
+    assert sum(drafts_of(event)[1] for event in drafted.values()) > 20, "drafts save steps"
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=4, temperature=0.7)], ids=str)
-def test_answers_are_the_models_own(demo: LlamaBackend, prompts: Prompts, sampling: Sampling) -> None:
-    """Its weights are quantised: where two tokens are all but equally likely, either may come."""
-    requests = asks(prompts, sampling)
-    plain, tokens_drafted = answers(demo, OFF, *requests), answers(demo, ALWAYS, *requests)
-    assert sum(drafts_of(event)[0] for event in tokens_drafted.values()) > 0
+def test_a_draft_model_changes_no_answer(demo: LlamaBackend, prompts: Prompts, sampling: Sampling) -> None:
+    """The weights are quantised, so that either of two almost equally likely tokens may win."""
+    requests = scored_requests(prompts, sampling)
+    plain, with_drafts = answers(demo, OFF, *requests), answers(demo, ALWAYS, *requests)
+    assert sum(drafts_of(event)[0] for event in with_drafts.values()) > 0
     for name, event in plain.items() if sampling is GREEDY else ():
-        pairs = zip(event.logprobs, tokens_drafted[name].logprobs, strict=False)
+        pairs = zip(event.logprobs, with_drafts[name].logprobs, strict=False)
         parting = next((one for one, other in pairs if one.token != other.token), None)
         assert parting is None or parting.top[0][1] - parting.top[1][1] < 0.2
 
 
-def draft_along(
-    demo: LlamaBackend, texts: dict[int, list[int]], computed: dict[int, int], most: int | None = 60
+def draft_step(
+    demo: LlamaBackend, texts: dict[int, list[int]], computed: dict[int, int], num_to_read: int | None = 60
 ) -> dict[int, Drafted]:
     spans = tuple(
-        Span(slot, computed[slot], tuple(text[computed[slot] :]), True, num_to_draft=2, num_to_read=most)
+        Span(
+            slot, computed[slot], tuple(text[computed[slot] :]), True, num_to_draft=2, num_to_read=num_to_read
+        )
         for slot, text in texts.items()
     )
     result = demo.execute(Step(spans=spans))
@@ -261,91 +264,91 @@ def draft_along(
     return result.drafted
 
 
-@pytest.mark.parametrize(("num_to_read", "known"), [(90, [0, 90, 180]), (None, [0, 64, 128, 192])])
-def test_it_reads_a_prompt_in_steps(prompts: Prompts, num_to_read: int | None, known: list[int]) -> None:
+@pytest.mark.parametrize(("num_to_read", "expected"), [(90, [0, 90, 180]), (None, [0, 64, 128, 192])])
+def test_a_draft_model_reads_in_steps(prompts: Prompts, num_to_read: int | None, expected: list[int]) -> None:
     prompt = (prompts[0] * 30)[:200]
     with (
-        drafting(DEMO, DEMO, prefill_tokens=64 if num_to_read is None else 256) as demo,
-        opened(demo, 0, prompt),
+        load_with_draft(DEMO, DEMO, prefill_tokens=64 if num_to_read is None else 256) as demo,
+        open_slot(demo, 0, prompt),
     ):
         for start in range(0, 192, 64):
             demo.execute(Step(spans=(Span(0, start, prompt[start : start + 64], False),)))
         found, texts, computed = [0], {0: list(prompt)}, {0: 192}
         while found[-1] < len(prompt):
-            (tokens_drafted,) = draft_along(demo, texts, computed, num_to_read).values()
-            found.append(tokens_drafted.num_known)
-            assert tokens_drafted.num_computed == 0 or tokens_drafted.num_known >= len(prompt)
-    assert found[:-1] == known
+            (drafted,) = draft_step(demo, texts, computed, num_to_read).values()
+            found.append(drafted.num_known)
+            assert drafted.num_computed == 0 or drafted.num_known >= len(prompt)
+    assert found[:-1] == expected
 
 
-def test_it_reads_only_what_it_has_room_for_to_the_end(prompts: Prompts) -> None:
-    """Three long prompts share the pool's cells; of the draft model's one of them takes half."""
+def test_a_draft_model_reads_only_prompts_that_fit_its_pool(prompts: Prompts) -> None:
+    """Three long prompts share cells of the pool, but each takes half of the draft model's cells."""
     long, short = (prompts[0] * 30)[:256], prompts[0][:10]
     texts = {slot: list(short if slot == 3 else long) for slot in (2, 0, 1, 3)}
-    with drafting(DEMO, DEMO, kv_tokens=512) as demo:
+    with load_with_draft(DEMO, DEMO, kv_tokens=512) as demo:
         opens = tuple(Open(slot, GREEDY, tuple(text)) for slot, text in texts.items())
         demo.execute(Step(verbs=opens, spans=(Span(0, 0, long[:-1], False),)))
         shares = (ShareCells(0, 1, len(long) - 1), ShareCells(0, 2, len(long) - 1))
         demo.execute(Step(verbs=shares, spans=(Span(3, 0, short[:-1], False),)))
         computed = {slot: len(text) - 1 for slot, text in texts.items()}
         for _ in range(6):
-            tokens_drafted = draft_along(demo, texts, computed)
-        assert [slot for slot, one in tokens_drafted.items() if one.num_known] == [2, 3]
-        assert tokens_drafted[2].num_known >= len(long)
+            drafted = draft_step(demo, texts, computed)
+        assert [slot for slot, one in drafted.items() if one.num_known] == [2, 3]
+        assert drafted[2].num_known >= len(long)
         demo.execute(Step(verbs=(Close(2),)))
         del texts[2]
         for _ in range(6):
-            tokens_drafted = draft_along(demo, texts, computed)
-        assert [slot for slot, one in tokens_drafted.items() if one.num_known] == [0, 3]
-        assert tokens_drafted[0].num_known >= len(long)
+            drafted = draft_step(demo, texts, computed)
+        assert [slot for slot, one in drafted.items() if one.num_known] == [0, 3]
+        assert drafted[0].num_known >= len(long)
 
 
-def test_who_finds_no_room_any_more_leaves_its_own_to_the_others(prompts: Prompts) -> None:
+def test_a_sequence_that_outgrows_the_draft_pool_leaves_its_cells_to_the_others(prompts: Prompts) -> None:
     long = (prompts[0] * 30)[:230]
     texts = {0: list(long), 1: list(long)}
-    with drafting(DEMO, DEMO, kv_tokens=512) as demo:
+    with load_with_draft(DEMO, DEMO, kv_tokens=512) as demo:
         demo.execute(Step(verbs=tuple(Open(slot, ENDLESS, long) for slot in texts)))
         demo.execute(Step(spans=(Span(0, 0, long[:-1], False),)))
         demo.execute(Step(verbs=(ShareCells(0, 1, len(long) - 1),)))
         computed = {slot: len(text) - 1 for slot, text in texts.items()}
         num_known = []
         while len(texts[1]) < 310:
-            tokens_drafted = draft_along(demo, texts, computed)
-            num_known.append([one.num_known > 0 for one in tokens_drafted.values()])
+            drafted = draft_step(demo, texts, computed)
+            num_known.append([one.num_known > 0 for one in drafted.values()])
     assert [True, True] in num_known
     assert num_known[-1] == [False, True]
-    assert tokens_drafted[1].num_known >= 300
+    assert drafted[1].num_known >= 300
 
 
 def test_tokens_that_only_the_draft_model_has_end_its_drafts(tiny: Path, tmp_path: Path) -> None:
     longer = padded(tiny, tmp_path / "longer.gguf", num_tokens=256)
     prompt = tuple(range(300, 340))
-    with drafting(tiny, longer) as demo, drafting(longer, longer) as itself:
+    with load_with_draft(tiny, longer) as demo, load_with_draft(longer, longer) as itself:
         assert generate(itself, prompt, 1)[0] >= demo.info.vocab_size
         expected = generate(demo, prompt, 1)
-        with opened(demo, 0, prompt):
+        with open_slot(demo, 0, prompt):
             assert tokens_drafted(demo, 0, 0, prompt, 4) == expected
 
 
-def test_what_it_is_not_sure_of_counts_as_thought_of(sure: LlamaBackend, prompts: Prompts) -> None:
-    """Behind words in no order nobody is sure of anything; there is nothing to think of while it reads."""
-    random = tuple(300 + (7919 * n) % 2000 for n in range(80))
-    texts = {0: list(random), 1: list((prompts[0] * 30)[:80])}
+def test_uncertain_draft_tokens_are_counted_and_not_computed(sure: LlamaBackend, prompts: Prompts) -> None:
+    """After random tokens the draft model is uncertain. While it reads a prompt, it drafts nothing."""
+    random_tokens = tuple(300 + (7919 * n) % 2000 for n in range(80))
+    texts = {0: list(random_tokens), 1: list((prompts[0] * 30)[:80])}
     sure.execute(Step(verbs=tuple(Open(slot, ENDLESS, tuple(text)) for slot, text in texts.items())))
     sure.execute(Step(spans=tuple(Span(slot, 0, tuple(text[:-1]), False) for slot, text in texts.items())))
     computed = dict.fromkeys(texts, 79)
-    steps = [draft_along(sure, texts, computed) for _ in range(8)]
+    steps = [draft_step(sure, texts, computed) for _ in range(8)]
     sure.execute(Step(verbs=(Close(0), Close(1))))
     assert [(one.num_computed, one.num_thought) for one in steps[0].values()] == [(0, 0)] * 2
     found = [(one.num_computed, one.num_thought) for step in steps[1:] for one in step.values()]
     assert set(found) == {(0, 1), (1, 2), (2, 2)}
 
 
-def test_its_price_and_what_cannot_draft(demo: LlamaBackend, tiny: Path, tmp_path: Path) -> None:
+def test_cost_of_a_draft_model_and_unfit_models(demo: LlamaBackend, tiny: Path, tmp_path: Path) -> None:
     assert 0 < demo.info.draft_cost < 1
     for model, draft, why in (
         (tiny, DRAFT, r"demo-draft\.gguf has another tokenizer"),
         (DEMO, tmp_path / "none.gguf", "does not exist"),
     ):
-        with pytest.raises(StartupError, match=why), drafting(model, draft):
+        with pytest.raises(StartupError, match=why), load_with_draft(model, draft):
             pass

@@ -19,7 +19,7 @@ from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.embedder import LlamaEmbedder
 from openai_cpu_server.llama.model.model import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from tests.llama.driver import pressing
+from tests.llama.driver import repeated_interrupts
 from tests.llama.odd_models import as_architecture, rewritten
 from tests.tiny_bert import CLS, POSITIONS, SEP, TOKENS, WIDTH, TinyBert
 from tests.tiny_model import tiny_model_path
@@ -30,8 +30,8 @@ Vectors = npt.NDArray[np.float32]
 
 @contextmanager
 def loaded(path: Path, **options: object) -> Iterator[LlamaEmbedder]:
-    chosen = EngineOptions(model_path=str(path), threads=1, kernels="invariant", **options)  # type: ignore[arg-type]
-    with closing(LlamaEmbedder.load_cold(chosen, lambda fraction: None)) as embedder:
+    engine_options = EngineOptions(model_path=str(path), threads=1, kernels="invariant", **options)  # type: ignore[arg-type]
+    with closing(LlamaEmbedder.load_cold(engine_options, lambda fraction: None)) as embedder:
         assert embedder.warm_up()
         yield embedder
 
@@ -73,7 +73,7 @@ def cross_encoder(folder: Path, labels: tuple[str, ...]) -> Path:
 
 
 def qwen3_ranker(folder: Path) -> Path:
-    """Of the head for the next token only the rows of yes and no are left, as Qwen3-Reranker is converted."""
+    """Keep only the rows of yes and no in the output head, as the converter of Qwen3-Reranker does."""
     facts = {"qwen3.pooling_type": RANK, "qwen3.classifier.output_labels": ["yes", "no"]}
     norm = {f"blk.{n}.attn_{part}_norm.weight": np.ones(64, np.float32) for n in range(2) for part in "qk"}
     tensors = {**norm, "output.weight": None, "cls.output.weight": rank_head(256, 2)["cls.output.weight"]}
@@ -129,19 +129,19 @@ def test_rows_are_those_of_plain_llama_cpp(tmp_path: Path, name: str, *, flash_a
     assert labels == LABELS.get(name, ())
     for rows in (found, alone):
         assert np.abs(rows - expected).max() < 0.003 * np.abs(expected).max()
-    assert np.ptp(expected, axis=0).max() > 0.1 * np.abs(expected).max(), "else every row would do"
+    assert np.ptp(expected, axis=0).max() > 0.1 * np.abs(expected).max(), "else any row would pass"
 
 
 def test_pooling_that_is_not_specified_is_the_mean(tmp_path: Path) -> None:
-    """Without it llama.cpp would pool nothing, and give no vector away."""
+    """llama.cpp would not pool at all, and would return no vector."""
     named = {"general.architecture": "bert", "bert.pooling_type": 2**32 - 1}
-    silent = rewritten(TinyBert(pools_mean=False).write(tmp_path / "a.gguf"), tmp_path / "b.gguf", named)
+    unspecified = rewritten(TinyBert(pools_mean=False).write(tmp_path / "a.gguf"), tmp_path / "b.gguf", named)
     inputs = [(CLS, 7, 8, SEP)]
-    with loaded(silent) as embedder:
+    with loaded(unspecified) as embedder:
         (found,) = embed(embedder, *inputs)
     (expected,) = plain_rows(TinyBert().write(tmp_path / "c.gguf"), inputs)
     (first_token,) = plain_rows(tmp_path / "a.gguf", inputs)
-    assert np.abs(first_token - expected).max() > 0.01, "as the converter has been told"
+    assert np.abs(first_token - expected).max() > 0.01, "else a test could not see which pooling is used"
     assert np.abs(found - expected).max() < 0.003 * np.abs(expected).max()
 
 
@@ -166,7 +166,7 @@ def test_an_interrupted_step_leaves_no_trace(tiny: LlamaEmbedder) -> None:
     inputs = [(CLS,) * POSITIONS] * (tiny.info.max_step_tokens // POSITIONS)
     expected = embed(tiny, *inputs)
     for at_node in (1, 9):
-        with pressing(tiny.interrupt, tiny.context, at_node):
+        with repeated_interrupts(tiny.interrupt, tiny.context, at_node):
             result = tiny.embed(inputs)
         assert (result.interrupted, result.vectors) == (True, b"")
     tiny.interrupt()
@@ -175,7 +175,7 @@ def test_an_interrupted_step_leaves_no_trace(tiny: LlamaEmbedder) -> None:
 
 
 def test_cosines_of_minilm(minilm: Path) -> None:
-    """Published by its authors, of the texts 1 and 2, 1 and 3, 2 and 3."""
+    """Compare with the cosines that its authors publish for the texts 1 and 2, 1 and 3, 2 and 3."""
     texts = ("The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium.")
     with Vocabulary.open(minilm) as vocabulary:
         inputs = [tuple(vocabulary.encode(text, add_special=True, parse_special=False)) for text in texts]

@@ -1,4 +1,4 @@
-"""GGUF headers: bytes of a KV cell, tensors as the `gguf` package reads them, kinds, and damage."""
+"""GGUF headers: bytes of a KV cell, tensors as the `gguf` package reads them, kinds of models, damage."""
 
 from __future__ import annotations
 
@@ -76,18 +76,18 @@ def test_shapes(tmp_path: Path, name: str) -> None:
 
 
 def test_the_memory_of_a_projector(tmp_path: Path) -> None:
-    """Reserved sizes are those that libmtmd reports for this encoder, and rows that are kept."""
+    """Buffers have the size that libmtmd reports for this encoder, plus 256 MiB of stored rows."""
     shape = {"embedding_length": 1152, "feed_forward_length": 4304, "attention.head_count": 16}
     sizes = {"image_size": 896, "patch_size": 14}
     named = {f"clip.vision.{name}": value for name, value in (shape | sizes).items()}
-    path = header_only(tmp_path / "eyes.gguf", "clip", named)
+    path = header_only(tmp_path / "vision.gguf", "clip", named)
     options = EngineOptions(model_path="m.gguf", projector_path=str(path))
-    kept = 256 * 2**20
+    stored_rows = 256 * 2**20
     memory = encoder_memory(options)
     assert memory.weights == path.stat().st_size
-    assert memory.buffers == pytest.approx(kept + 121.25 * 2**20, rel=0.001)
+    assert memory.buffers == pytest.approx(stored_rows + 121.25 * 2**20, rel=0.001)
     slow = encoder_memory(msgspec.structs.replace(options, flash_attention=False))
-    assert slow.buffers == pytest.approx(kept + 1132 * 2**20, rel=0.02)
+    assert slow.buffers == pytest.approx(stored_rows + 1132 * 2**20, rel=0.02)
 
 
 def test_the_default_pool_and_a_requested_one() -> None:
@@ -159,13 +159,13 @@ def test_heads_and_their_sizes_are_too_much_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("elements", [[float("nan")] * 32, [float("inf")] * 32, [1.5] * 32])
-def test_heads_that_are_no_integers(elements: list[float], tmp_path: Path) -> None:
+def test_counts_of_heads_that_are_not_integers(elements: list[float], tmp_path: Path) -> None:
     facts = header(tmp_path, **(MISTRAL_7B | {"attention.head_count_kv": elements}))
     assert bytes_per_cell(facts, KVType.F16) >= 0
 
 
 @pytest.mark.parametrize("quant", ["f32", "q4_k_m", "q8_0"])
-def test_the_same_as_gguf_reads(quant: str) -> None:
+def test_tensors_are_those_that_the_gguf_package_reads(quant: str) -> None:
     path = tiny_model_path(quant)
     expected = [
         (t.name, tuple(map(int, t.shape)), int(t.tensor_type), int(t.data_offset), int(t.n_bytes))
@@ -175,21 +175,25 @@ def test_the_same_as_gguf_reads(quant: str) -> None:
     assert [(t.name, t.shape, t.type.number, t.start, t.num_bytes) for t in found] == expected
 
 
-def test_types_have_the_sizes_that_gguf_knows() -> None:
-    made = [kind for kind in TENSOR_TYPES.values() if kind.can_be_made]
-    sizes = {kind.number: (kind.block_values, kind.block_bytes) for kind in made}
-    known = {int(number): size for number, size in gguf.GGML_QUANT_SIZES.items() if int(number) in sizes}
-    assert len(known) > 20
-    assert {number: sizes[number] for number in known} == known
+def test_types_have_the_sizes_of_the_gguf_package() -> None:
+    kinds = [kind for kind in TENSOR_TYPES.values() if kind.can_be_made]
+    sizes = {kind.number: (kind.block_values, kind.block_bytes) for kind in kinds}
+    expected = {int(number): size for number, size in gguf.GGML_QUANT_SIZES.items() if int(number) in sizes}
+    assert len(expected) > 20
+    assert {number: sizes[number] for number in expected} == expected
     assert tensor_type_named("Q4_k").name == "q4_K"
     assert tensor_type_named("q8_0").bits == 8.5
-    for name in ("q4_k_m", "q8_1", "i32"):  # a file type, one of a step's own, one that is not for weights
+    for name in (
+        "q4_k_m",
+        "q8_1",
+        "i32",
+    ):  # a file type, a type of activations, a type that is not for weights
         with pytest.raises(StartupError, match=f"there is no tensor type '{name}'; there are f32, f16"):
             tensor_type_named(name)
 
 
-def test_types_are_those_of_the_ggml_that_is_here() -> None:
-    """The table stands in our code, so that who only reads headers loads no native library."""
+def test_types_are_those_of_the_loaded_ggml() -> None:
+    """The table stands in our code, so that reading headers loads no native library."""
     results = {
         "ggml_type_name": ctypes.c_char_p,
         "ggml_blck_size": ctypes.c_int64,
@@ -200,7 +204,7 @@ def test_types_are_those_of_the_ggml_that_is_here() -> None:
     for name, result in results.items():
         function = getattr(libggml, name)
         function.argtypes, function.restype = [ctypes.c_int], result
-    # "Not given" is one more than the largest: the only place where the C interface tells the count.
+    # The default is GGML_TYPE_COUNT, which the C interface shows nowhere else.
     count = int(llama_cpp.llama_model_quantize_default_params().output_tensor_type)
     assert set(TENSOR_TYPES) == {n for n in range(count) if libggml.ggml_blck_size(n)}
     for number, kind in TENSOR_TYPES.items():
@@ -251,22 +255,22 @@ def test_strange_tensors(tmp_path: Path, dimensions: tuple[int, ...], kind: int,
 
 
 @pytest.mark.parametrize(
-    ("kept", "line"),
+    ("num_bytes", "line"),
     [
         *((size, "its header ends too early") for size in (4, 8, 24, 40, 500, 20_000)),
         (-1, "its tensors end at byte SIZE, the file"),
     ],
 )
-def test_files_that_end_too_early(tiny: Path, tmp_path: Path, kept: int, line: str) -> None:
+def test_files_that_end_too_early(tiny: Path, tmp_path: Path, num_bytes: int, line: str) -> None:
     path = tmp_path / "cut.gguf"
-    path.write_bytes(tiny.read_bytes()[:kept])
-    said = line.replace("SIZE", f"{tiny.stat().st_size:,}")
-    with pytest.raises(StartupError, match=f"is truncated or damaged: {said}"):
+    path.write_bytes(tiny.read_bytes()[:num_bytes])
+    message = line.replace("SIZE", f"{tiny.stat().st_size:,}")
+    with pytest.raises(StartupError, match=f"is truncated or damaged: {message}"):
         model_tensors(GgufHeader(path))
 
 
 _HUGE = [2**26 + 1, 2**32 - 1, 2**33, 2**63 - 1, 2**64 - 1]
-_SPARSE = 1 << 40  # bytes of a file that takes no room on disk: what is believed of it is read for hours
+_SPARSE = 1 << 40  # bytes of a file without blocks on disk; reading as much as its counts say takes hours
 
 
 def sparse(path: Path, head: bytes) -> Path:
@@ -334,7 +338,7 @@ def test_parts_by_their_name_alone() -> None:
     assert files_by_name(Path("m-00001-of-1000000000.gguf")) == [Path("m-00001-of-1000000000.gguf")]
 
 
-def test_a_file_for_other_machines_is_called_so(tmp_path: Path) -> None:
+def test_a_big_endian_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
     assert refusal(path) == f"{path} is for big-endian machines."
@@ -363,7 +367,7 @@ UNSPECIFIED = 2**32 - 1  # -1, as llama.cpp's own writer writes it
         ("an-architecture-of-tomorrow", None, None, ModelKind.GENERATES),
     ],
 )
-def test_the_header_says_what_a_model_is_for(
+def test_the_kind_of_a_model_follows_from_its_header(
     tmp_path: Path, architecture: str, pooling: int | None, causal: bool | None, kind: ModelKind
 ) -> None:
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", architecture)
@@ -376,7 +380,7 @@ def test_the_header_says_what_a_model_is_for(
 
 
 @pytest.mark.parametrize("pooling", [5, 255, 2**31])
-def test_a_pooling_of_tomorrow_is_refused(tmp_path: Path, pooling: int) -> None:
+def test_an_unknown_pooling_is_refused(tmp_path: Path, pooling: int) -> None:
     file = header_only(tmp_path / "a.gguf", "qwen3", {"qwen3.pooling_type": pooling})
     with pytest.raises(StartupError, match=rf"qwen3\.pooling_type is {pooling:,}, which llama\.cpp does not"):
         model_kind(GgufHeader(file))

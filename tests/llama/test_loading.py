@@ -1,4 +1,4 @@
-"""What loads, what it says of itself, and the one line that says why something does not."""
+"""Loading of models: sizes, memory, reported facts, and errors of one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.llama.odd_models import as_architecture, header_only, rewritten
 from tests.tiny_model import tiny_model_path
 
 PROMPT = tuple(range(300, 340))
-small = functools.partial(driver.small, max_seqs=4, prefill_tokens=64)
+small_options = functools.partial(driver.small_options, max_seqs=4, prefill_tokens=64)
 loaded = functools.partial(driver.loaded, max_seqs=4, prefill_tokens=64)
 Failure = Callable[..., str]
 
@@ -43,7 +43,7 @@ def failure(capfd: pytest.CaptureFixture[str]) -> Failure:
 
 def test_facts(tiny: Path) -> None:
     progress: list[float] = []
-    backend = LlamaBackend.load(small(tiny), progress.append)
+    backend = LlamaBackend.load(small_options(tiny), progress.append)
     info = backend.info
     backend.close()
     assert progress == sorted(progress)
@@ -57,7 +57,7 @@ def test_facts(tiny: Path) -> None:
     assert info.threads >= 1
 
 
-def test_sizes_are_what_llama_made_of_them(tiny: Path) -> None:
+def test_sizes_are_those_that_llama_cpp_has_rounded(tiny: Path) -> None:
     with loaded(tiny, kv_tokens=300, prefill_tokens=50) as backend:
         assert (backend.info.kv_tokens, backend.info.max_step_tokens) == (512, 64)
     with loaded(tiny, kv_tokens=256, prefill_tokens=1000) as backend:
@@ -68,9 +68,9 @@ def is_mapped(model: Path) -> bool:
     return str(model) in Path("/proc/self/maps").read_text()
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not tell what is mapped")
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not list mapped files")
 def test_weights_that_are_read_are_not_mapped_and_compute_the_same(tiny: Path, tmp_path: Path) -> None:
-    own = tmp_path / tiny.name  # the other may be another test's too
+    own = tmp_path / tiny.name  # a copy, because other tests may have mapped the original
     shutil.copy(tiny, own)
     with loaded(own, reads_weights=False) as backend:
         expected = generate(backend, PROMPT, 8)
@@ -82,12 +82,12 @@ def test_weights_that_are_read_are_not_mapped_and_compute_the_same(tiny: Path, t
 
 @pytest.mark.parametrize("shape", ["tiny", "tiny-gemma3", "tiny-mamba"])
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0"])
-def test_cells_cost_what_llama_says(kv_type: str, shape: str) -> None:
+def test_cells_cost_what_llama_cpp_reports(kv_type: str, shape: str) -> None:
     with native_lines() as lines, loaded(tiny_model_path(shape=shape), kv_type=kv_type) as backend:
         info = backend.info
-    said = re.findall(r"KV buffer size = +([\d.]+) MiB", "".join(lines))
+    reported = re.findall(r"KV buffer size = +([\d.]+) MiB", "".join(lines))
     ours = info.kv_tokens * info.kv_bytes_per_token / 2**20
-    assert ours == pytest.approx(sum(map(float, said)), abs=0.012)
+    assert ours == pytest.approx(sum(map(float, reported)), abs=0.012)
     assert (info.state_bytes > 0, info.max_draft) == ((True, 0) if "mamba" in shape else (False, None))
 
 
@@ -141,13 +141,13 @@ def test_not_enough_memory(
             for data in (b"", b"GG", b"<html>not found</html>", b"PK\x03\x04")
         ),
         *(
-            (lambda tiny, kept=kept: tiny[:kept], "PATH is truncated or damaged: ")
-            for kept in (4, 8, 24, 100, 5_000, 20_000, 1_000_000, -1)
+            (lambda tiny, size=size: tiny[:size], "PATH is truncated or damaged: ")
+            for size in (4, 8, 24, 100, 5_000, 20_000, 1_000_000, -1)
         ),
         (lambda tiny: tiny[:4] + (77).to_bytes(4, "little") + tiny[8:], "PATH is a GGUF file of version 77"),
     ],
 )
-def test_files_that_are_no_model(
+def test_files_that_are_not_models_are_refused(
     tiny: Path, tmp_path: Path, failure: Failure, content: Callable[[bytes], bytes | None], line: str
 ) -> None:
     path = tmp_path / "file.gguf"
@@ -197,13 +197,13 @@ def test_a_diffusion_model_is_refused_before_its_weights_are_read(
     )
     with pytest.raises(StartupError, match=re.escape(line)):
         Vocabulary.open(path)
-    if architecture == "llada":  # the others want tensors that are not there
+    if architecture == "llada":  # the others need tensors that the file lacks
         assert failure(path) == line
         with pytest.raises(StartupError, match=re.escape(line)):
-            LlamaEmbedder.load_cold(small(path), lambda fraction: None)
+            LlamaEmbedder.load_cold(small_options(path), lambda fraction: None)
 
 
-def test_pooling_that_is_not_specified_is_no_pooling(tiny: Path, tmp_path: Path) -> None:
+def test_a_model_with_unspecified_pooling_generates(tiny: Path, tmp_path: Path) -> None:
     path = rewritten(tiny, tmp_path / "saved.gguf", {"llama.pooling_type": 2**32 - 1})
     with loaded(tiny) as plain, loaded(path) as saved:
         assert saved.info.kind is ModelKind.GENERATES
@@ -211,12 +211,12 @@ def test_pooling_that_is_not_specified_is_no_pooling(tiny: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "size"),
     [(7_000, "0.007M"), (999_400_000, "999M"), (999_600_000, "1B"), (7.24e9, "7.24B"), (1.2e12, "1.2T")],
 )
-def test_sizes_in_descriptions(tmp_path: Path, parameters: float, said: str) -> None:
+def test_sizes_in_descriptions(tmp_path: Path, parameters: float, size: str) -> None:
     header = GgufHeader(header_only(tmp_path / "m.gguf", "some", {}))
-    assert description(header, int(parameters)) == f"some {said}"
+    assert description(header, int(parameters)) == f"some {size}"
 
 
 def test_missing_parts(tiny: Path, tmp_path: Path, failure: Failure) -> None:
@@ -245,16 +245,16 @@ def test_wrong_options(tiny: Path, failure: Failure, changes: dict[str, object],
     assert failure(tiny, **changes) == line
 
 
-def test_a_listener_that_fails_ends_the_load(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_progress_callback_ends_the_load(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def fail(fraction: float) -> None:
-        raise BrokenPipeError("nobody listens")
+        raise BrokenPipeError("the pipe is closed")
 
-    with pytest.raises(BrokenPipeError, match="nobody listens"):
-        LlamaBackend.load(small(tiny), fail)
+    with pytest.raises(BrokenPipeError, match="the pipe is closed"):
+        LlamaBackend.load(small_options(tiny), fail)
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_most_slots(tiny: Path) -> None:
+def test_the_largest_number_of_slots(tiny: Path) -> None:
     with loaded(tiny, max_seqs=254, kv_tokens=1024) as backend:
         verbs = tuple(Open(slot, GREEDY, PROMPT) for slot in range(254))
         backend.execute(Step(verbs=verbs))

@@ -1,4 +1,4 @@
-"""Limits of control groups, read from folders that look like them."""
+"""Limits of control groups, NUMA nodes and cores, read from folders that look like those of Linux."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def machine(folder: Path, membership: str, files: dict[str, str]) -> Machine:
     return Machine(cgroups=folder / "cgroups", process=process)
 
 
-def test_without_limits_the_system_counts(tmp_path: Path) -> None:
+def test_a_machine_without_limits_has_the_memory_of_the_system(tmp_path: Path) -> None:
     unlimited = machine(tmp_path, "0::/\n", {"memory.max": "max\n", "cpu.max": "max 100000\n"})
     assert unlimited.free_memory() == pytest.approx(psutil.virtual_memory().available, rel=0.1)
     assert unlimited.num_threads() >= 1
@@ -86,10 +86,12 @@ def test_throttled_time(tmp_path: Path, membership: str, files: dict[str, str], 
 
 
 def test_pressure_is_the_groups_own_or_the_systems(tmp_path: Path) -> None:
-    told = "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+    lines = (
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+    )
     system = tmp_path / "cpu"
-    system.write_text(told.format(9_000_000))
-    machine(tmp_path, "0::/box\n", {"box/cpu.pressure": told.format(2_500_000)})
+    system.write_text(lines.format(9_000_000))
+    machine(tmp_path, "0::/box\n", {"box/cpu.pressure": lines.format(2_500_000)})
     folders = {"cgroups": tmp_path / "cgroups", "process": tmp_path / "process"}
     assert Machine(**folders, pressure=system).cpu_pressure_s() == 2.5
     (tmp_path / "cgroups" / "box" / "cpu.pressure").unlink()
@@ -97,7 +99,7 @@ def test_pressure_is_the_groups_own_or_the_systems(tmp_path: Path) -> None:
     assert Machine(**folders, pressure=tmp_path / "none").cpu_pressure_s() is None
 
 
-def test_where_linux_tells_of_no_thread_pressure_counts(tmp_path: Path) -> None:
+def test_pressure_counts_where_linux_reports_no_waits_of_threads(tmp_path: Path) -> None:
     pressure = tmp_path / "cpu"
     pressure.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=3000000\n")
     nowhere = {"cgroups": tmp_path / "no", "process": tmp_path / "no"}
@@ -118,14 +120,16 @@ def topology(folder: Path, cores: list[list[int]]) -> Path:
 EIGHT_CORES = [[core, core + 8] for core in range(8)]
 
 
-def test_nodes_are_those_with_cpus_that_may_be_used(tmp_path: Path) -> None:
+def test_nodes_have_only_usable_cpus(tmp_path: Path) -> None:
     usable = sorted(usable_cpus())
     for node, cpus in ((0, "1000-1003"), (1, f"{usable[0]},2000")):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(cpus)
     found = usable_nodes(tmp_path)
     assert found.pop(1) == [usable[0]]
-    assert found == ({0: usable[1:]} if len(usable) > 1 else {}), "what no node names is the first's"
+    assert found == ({0: usable[1:]} if len(usable) > 1 else {}), (
+        "CPUs that no node lists belong to the first"
+    )
     assert usable_nodes(tmp_path / "absent") == {0: usable}
 
 
@@ -138,7 +142,7 @@ def test_nodes_are_those_with_cpus_that_may_be_used(tmp_path: Path) -> None:
         ([3, 11], 1),
         ([0, 1, 2, 3], 4),
         ([5], 1),
-        ([40, 41], 2),  # the system says nothing of these
+        ([40, 41], 2),  # the system has no topology for these
     ],
 )
 def test_a_set_of_cpus_counts_by_its_cores(tmp_path: Path, usable: list[int], threads: int) -> None:

@@ -1,4 +1,4 @@
-"""Every kind of memory gives what full attention gives: shared, saved, interrupted, preempted, drafted."""
+"""Sequences in every kind of memory: shared, saved, interrupted, preempted and drafted ones stay the same."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ from tests.engine.driver import Engine
 from tests.llama.driver import (
     GREEDY,
     Logprobs,
-    asked,
     assert_close,
-    do,
-    execute_and_press,
+    execute,
+    execute_and_interrupt,
     feed,
     generate,
-    holding,
     loaded,
     logprobs,
-    opened,
-    small,
+    make_request,
+    open_slot,
+    prefill,
+    small_options,
 )
 from tests.llama.odd_models import gemma3
 from tests.tiny_model import tiny_model_path
 
 TEXT = tuple(3 + (7 * i * i + 3 * i) % (VOCAB - 10) for i in range(400))
 OTHER = tuple(3 + (5 * i * i + 11 * i) % (VOCAB - 10) for i in range(400))
-TIE = 0.05  # steps of other sizes round differently: so far apart may two logprobs be that would be equal
+TIE = 0.05  # largest difference between equal logprobs, because steps of other sizes round differently
 
 
 @dataclass
-class Served:
+class ServedModel:
     backend: LlamaBackend
     options: EngineOptions
 
@@ -78,92 +78,92 @@ def architecture(request: pytest.FixtureRequest) -> Architecture:
 
 
 @pytest.fixture(scope="module")
-def served(architecture: Architecture) -> Iterator[Served]:
+def served(architecture: Architecture) -> Iterator[ServedModel]:
     path = tiny_model_path(shape=architecture.name)
     more = {"kv_tokens": 2048, "max_seqs": 6, "prefill_tokens": 256, "kv_type": "f32", "threads": 1}
     if architecture.name in ASSISTANTS:
         more["draft_model_path"] = str(tiny_model_path(shape=ASSISTANTS[architecture.name]))
     with loaded(path, **more) as backend:
-        yield Served(backend, small(path, cache_bytes=2**26, **more))
+        yield ServedModel(backend, small_options(path, cache_bytes=2**26, **more))
 
 
-def assert_computed(backend: LlamaBackend, text: Sequence[int], got: Logprobs) -> None:
-    with holding(backend, 3, text[:-1]):
-        assert_close(got, logprobs(backend, 3, len(text) - 1, text[-1:]), TIE)
+def assert_computed(backend: LlamaBackend, text: Sequence[int], found: Logprobs) -> None:
+    with prefill(backend, 3, text[:-1]):
+        assert_close(found, logprobs(backend, 3, len(text) - 1, text[-1:]), TIE)
 
 
-def test_a_beginning_is_shared_saved_and_restored(served: Served) -> None:
+def test_a_prefix_is_shared_saved_and_restored(served: ServedModel) -> None:
     backend = served.backend
     text = TEXT[:150] + OTHER[:20]
-    with holding(backend, 0, text[:150], text[150:169]):
-        want = logprobs(backend, 0, 169, text[169:])
-    with holding(backend, 0, OTHER[:30]), holding(backend, 4, TEXT[:64], TEXT[64:150]):
-        do(backend, *saved(backend, 4, 150))
+    with prefill(backend, 0, text[:150], text[150:169]):
+        expected = logprobs(backend, 0, 169, text[169:])
+    with prefill(backend, 0, OTHER[:30]), prefill(backend, 4, TEXT[:64], TEXT[64:150]):
+        execute(backend, *save_verbs(backend, 4, 150))
         feed(backend, 4, 150, TEXT[150:250])
-        with holding(backend, 1, OTHER[:128], OTHER[128:256]):
-            with holding(backend, 2):
-                do(backend, ShareCells(4, 2, 150), *restored_state(backend, 2, 150))
+        with prefill(backend, 1, OTHER[:128], OTHER[128:256]):
+            with prefill(backend, 2):
+                execute(backend, ShareCells(4, 2, 150), *restore_state_verbs(backend, 2, 150))
                 feed(backend, 2, 150, text[150:169])
-                assert_close(logprobs(backend, 2, 169, text[169:]), want, TIE)
-            with holding(backend, 3):
-                do(backend, Restore(1, 3, 0, 64), Restore(2, 3, 64, 128), Restore(3, 3, 128, 150))
-                do(backend, *restored_state(backend, 3, 150))
+                assert_close(logprobs(backend, 2, 169, text[169:]), expected, TIE)
+            with prefill(backend, 3):
+                execute(backend, Restore(1, 3, 0, 64), Restore(2, 3, 64, 128), Restore(3, 3, 128, 150))
+                execute(backend, *restore_state_verbs(backend, 3, 150))
                 feed(backend, 3, 150, text[150:169])
-                assert_close(logprobs(backend, 3, 169, text[169:]), want, TIE)
+                assert_close(logprobs(backend, 3, 169, text[169:]), expected, TIE)
     numbers = (1, 2, 3, 4) if backend.info.state_bytes else (1, 2, 3)
-    do(backend, *map(Drop, numbers))
+    execute(backend, *map(Drop, numbers))
 
 
-def saved(backend: LlamaBackend, slot: int, end: int) -> list[Save | SaveState]:
-    borders = [*range(0, end, 64), end]
-    cells = [Save(slot, start, stop, i) for i, (start, stop) in enumerate(pairwise(borders), 1)]
+def save_verbs(backend: LlamaBackend, slot: int, end: int) -> list[Save | SaveState]:
+    boundaries = [*range(0, end, 64), end]
+    cells = [Save(slot, start, stop, i) for i, (start, stop) in enumerate(pairwise(boundaries), 1)]
     return [*cells, SaveState(slot, end, 4)] if backend.info.state_bytes else cells
 
 
-def restored_state(backend: LlamaBackend, slot: int, end: int) -> tuple[RestoreState, ...]:
+def restore_state_verbs(backend: LlamaBackend, slot: int, end: int) -> tuple[RestoreState, ...]:
     return (RestoreState(4, slot, end),) if backend.info.state_bytes else ()
 
 
-def test_an_interrupted_step_leaves_no_trace(served: Served) -> None:
+def test_an_interrupted_step_leaves_no_trace(served: ServedModel) -> None:
     backend = served.backend
     texts = TEXT[:256], OTHER[:41], OTHER[:80]
-    with holding(backend, 0, TEXT[:100]), holding(backend, 1, OTHER[:40]), holding(backend, 2):
+    with prefill(backend, 0, TEXT[:100]), prefill(backend, 1, OTHER[:40]), prefill(backend, 2):
         starts = (100, 40, 0)
         draft = () if backend.info.max_draft == 0 else (7,)
         spans = (Span(n, start, texts[n][start:], True, draft=draft) for n, start in enumerate(starts))
         step = Step(spans=tuple(spans))
         for at_node in (1, 5, 20, 60):
-            assert execute_and_press(backend, step, at_node=at_node).interrupted
-        result = execute_and_press(backend, step, may=False)
+            assert execute_and_interrupt(backend, step, at_node=at_node).interrupted
+        result = execute_and_interrupt(backend, step, is_allowed=False)
     assert not result.interrupted
     for slot, text in enumerate(texts):
         assert_computed(backend, text, result.samples[slot].logprob.top)
 
 
-def test_those_who_are_left_out_of_an_interrupted_step_keep_theirs(served: Served) -> None:
-    """llama.cpp moves the states of a step together where places of ended sequences lie between them."""
+def test_sequences_outside_an_interrupted_step_keep_their_state(served: ServedModel) -> None:
+    """llama.cpp moves the states of a step together where closed sequences have left gaps between them."""
     backend = served.backend
     texts = [TEXT[i : i + 60] for i in range(0, 180, 30)]
-    with ExitStack() as held:
-        gone = ExitStack()
+    with ExitStack() as slots:
+        closed_slots = ExitStack()
         for slot in range(6):
-            (gone if slot in (1, 3) else held).enter_context(holding(backend, slot, texts[slot]))
-        gone.close()
+            (closed_slots if slot in (1, 3) else slots).enter_context(prefill(backend, slot, texts[slot]))
+        closed_slots.close()
         more = {0: OTHER[:1], 2: OTHER[:128], 5: OTHER[:60]}
         step = Step(spans=tuple(Span(slot, 60, tokens, True) for slot, tokens in more.items()))
         for at_node in (1, 30):
-            assert execute_and_press(backend, step, at_node=at_node).interrupted
-        got = {4: logprobs(backend, 4, 60, OTHER[:20])}
+            assert execute_and_interrupt(backend, step, at_node=at_node).interrupted
+        found = {4: logprobs(backend, 4, 60, OTHER[:20])}
         result = backend.execute(step)
     for slot, sample in result.samples.items():
-        got[slot] = sample.logprob.top
+        found[slot] = sample.logprob.top
     for slot, tokens in {**more, 4: OTHER[:20]}.items():
-        with holding(backend, 1, texts[slot]):
-            assert_close(got[slot], logprobs(backend, 1, 60, tokens), TIE)
+        with prefill(backend, 1, texts[slot]):
+            assert_close(found[slot], logprobs(backend, 1, 60, tokens), TIE)
 
 
-def test_drafts_change_no_answer(served: Served) -> None:
-    quoting = [asked(f"q{i}", (TEXT[i : i + 40] * 4)[: 150 + i], length=40) for i in range(3)]
+def test_drafts_change_no_answer(served: ServedModel) -> None:
+    quoting = [make_request(f"q{i}", (TEXT[i : i + 40] * 4)[: 150 + i], length=40) for i in range(3)]
     with Run(served, experiment=Experiment(always_drafts=True)) as run:
         run.serve(*quoting)
     for one in quoting:
@@ -171,8 +171,8 @@ def test_drafts_change_no_answer(served: Served) -> None:
     assert (run.num_drafted > 0) == (served.backend.info.max_draft != 0)
 
 
-def test_wrong_drafts_of_some_leave_no_trace_in_steps_of_several(served: Served) -> None:
-    """llama.cpp moves a state when others compute together, and not what it keeps to go back to."""
+def test_wrong_drafts_leave_no_trace_in_steps_of_several_sequences(served: ServedModel) -> None:
+    """llama.cpp moves a state when others compute together, but not the copies for a rollback."""
     backend = served.backend
     most = 2 if backend.info.max_draft is None else backend.info.max_draft
     wrong = TEXT[7], OTHER[9]
@@ -181,7 +181,7 @@ def test_wrong_drafts_of_some_leave_no_trace_in_steps_of_several(served: Served)
     found = []
     with ExitStack() as stack:
         for slot in (1, 0, 2):  # so that the first one's state lies between those of the others
-            stack.enter_context(holding(backend, slot, texts[slot][:-1]))
+            stack.enter_context(prefill(backend, slot, texts[slot][:-1]))
         for drafts in lengths * 2:
             spans = [
                 Span(slot, len(text) - 1, (text[-1],), True, draft=wrong[: min(int(length), most)])
@@ -197,9 +197,9 @@ def test_wrong_drafts_of_some_leave_no_trace_in_steps_of_several(served: Served)
 
 
 class Run(Engine):
-    """An engine's core over the backend, in which it leaves nothing behind."""
+    """An engine's core that clears its cache in the backend at the end."""
 
-    def __init__(self, served: Served, **more: object) -> None:
+    def __init__(self, served: ServedModel, **more: object) -> None:
         super().__init__(msgspec.structs.replace(served.options, **more), served.backend)
 
     def cached(self, name: str) -> int:
@@ -218,17 +218,17 @@ class Run(Engine):
             self.run()
 
 
-def test_requests_that_begin_alike_compute_that_once(served: Served) -> None:
+def test_requests_with_a_common_prefix_compute_it_once(served: ServedModel) -> None:
     backend = served.backend
-    requests = [asked(f"r{i}", TEXT[:300] + OTHER[20 * i : 20 * i + 30]) for i in range(5)]
+    requests = [make_request(f"r{i}", TEXT[:300] + OTHER[20 * i : 20 * i + 30]) for i in range(5)]
     with Run(served) as run:
         run.serve(*requests)
         assert sorted(run.cached(one.id) for one in requests) == [0, 300, 300, 300, 300]
         for one in requests:
             assert_same(backend, one, run.tokens(one.id))
-        # Again, and now from the cache; and the next turn of one of them.
-        late = asked("late", TEXT[:300] + OTHER[200:240])
-        turn = asked("turn", (*requests[2].tokens, *run.tokens("r2"), *OTHER[300:320]))
+        # A later request, and the next turn of an earlier one, take the prefix from the cache.
+        late = make_request("late", TEXT[:300] + OTHER[200:240])
+        turn = make_request("turn", (*requests[2].tokens, *run.tokens("r2"), *OTHER[300:320]))
         run.serve(late, turn)
         assert run.cached("late") == 300
         assert run.cached("turn") >= 300
@@ -236,44 +236,45 @@ def test_requests_that_begin_alike_compute_that_once(served: Served) -> None:
         assert_same(backend, turn, run.tokens("turn"))
 
 
-def test_a_conversation_goes_on_where_it_was(served: Served) -> None:
+def test_a_conversation_continues_from_its_cache(served: ServedModel) -> None:
     with Run(served) as run:
         tokens = TEXT[:100]
         for number in range(4):
-            turn = asked(f"t{number}", tokens, length=80)
+            turn = make_request(f"t{number}", tokens, length=80)
             run.serve(turn)
             tokens = (*tokens, *run.tokens(turn.id), *OTHER[10 * number : 10 * number + 5])
         assert [run.cached(f"t{i}") for i in range(4)] == [0, 179, 264, 349]
         assert_same(served.backend, turn, run.tokens(turn.id))
 
 
-def test_preempted_sequences_resume_where_they_were(served: Served) -> None:
+def test_preempted_sequences_resume_where_they_were(served: ServedModel) -> None:
     with Run(served) as run:
         batch = [
-            asked(f"b{i}", OTHER[i * 50 : i * 50 + 300] * 3, 100, priority=Priority.BATCH) for i in range(2)
+            make_request(f"b{i}", OTHER[i * 50 : i * 50 + 300] * 3, 100, priority=Priority.BATCH)
+            for i in range(2)
         ]
         run.submit(*batch)
         for _ in range(20):
             run.step()
-        person = asked("p", TEXT[:400] * 2)
+        person = make_request("p", TEXT[:400] * 2)
         run.serve(person)
         for one in [*batch, person]:
             assert_same(served.backend, one, run.tokens(one.id))
 
 
-def test_a_saved_cache_serves_after_a_restart(served: Served, tmp_path: Path) -> None:
+def test_a_saved_cache_serves_after_a_restart(served: ServedModel, tmp_path: Path) -> None:
     path = str(tmp_path / "cache")
     with Run(served) as before:
-        before.serve(asked("a", TEXT[:300], 20))
+        before.serve(make_request("a", TEXT[:300], 20))
         before.core.save_cache(path)
     with Run(served, cache_file=path) as after:
-        turn = asked("b", (*TEXT[:300], *before.tokens("a"), *OTHER[:30]))
+        turn = make_request("b", (*TEXT[:300], *before.tokens("a"), *OTHER[:30]))
         after.serve(turn)
         assert after.cached("b") == 319
         assert_same(served.backend, turn, after.tokens("b"))
 
 
-def test_a_draft_model_has_windows_or_no_state(architecture: Architecture, served: Served) -> None:
+def test_a_draft_model_has_windows_or_no_state(architecture: Architecture, served: ServedModel) -> None:
     path = tiny_model_path(shape=architecture.name)
     more = {"kv_tokens": 1024, "max_seqs": 3, "kv_type": "f32", "threads": 1, "draft_model_path": str(path)}
     assert (served.backend.info.state_bytes > 0) == architecture.memory.has_state
@@ -281,11 +282,11 @@ def test_a_draft_model_has_windows_or_no_state(architecture: Architecture, serve
         with pytest.raises(StartupError, match="cannot draft"), loaded(path, **more):
             pass
         return
-    quoting = [asked(f"q{i}", TEXT[i : i + 150], length=40) for i in range(3)]
+    quoting = [make_request(f"q{i}", TEXT[i : i + 150], length=40) for i in range(3)]
     always = Experiment(always_drafts=True)
     with (
         loaded(path, **more) as backend,
-        Run(Served(backend, small(path, cache_bytes=2**26, experiment=always, **more))) as run,
+        Run(ServedModel(backend, small_options(path, cache_bytes=2**26, experiment=always, **more))) as run,
     ):
         run.serve(*quoting)
     for one in quoting:
@@ -293,27 +294,27 @@ def test_a_draft_model_has_windows_or_no_state(architecture: Architecture, serve
     assert run.num_drafted > 0
 
 
-def assert_same(backend: LlamaBackend, one: GenerationRequest, got: Sequence[int]) -> None:
-    assert len(got) == one.max_tokens
-    want = generate(backend, one.tokens, one.max_tokens, one.sampling, chunk=128)
-    for at, (mine, right) in enumerate(zip(got, want, strict=True)):
+def assert_same(backend: LlamaBackend, one: GenerationRequest, found: Sequence[int]) -> None:
+    assert len(found) == one.max_tokens
+    expected = generate(backend, one.tokens, one.max_tokens, one.sampling, chunk=128)
+    for at, (mine, right) in enumerate(zip(found, expected, strict=True)):
         if mine != right:
-            text = (*one.tokens, *want[:at])
-            held = (len(text) - 2) // 128 * 128 or len(text) - 1
-            with holding(backend, 5, *(text[i : min(i + 128, held)] for i in range(0, held, 128))):
-                top = dict(logprobs(backend, 5, held, text[held:]))
+            text = (*one.tokens, *expected[:at])
+            num_held = (len(text) - 2) // 128 * 128 or len(text) - 1
+            with prefill(backend, 5, *(text[i : min(i + 128, num_held)] for i in range(0, num_held, 128))):
+                top = dict(logprobs(backend, 5, num_held, text[num_held:]))
             assert abs(top[mine] - top[right]) < TIE, f"token {at}: {mine} instead of {right}"
             return
 
 
 CHUNKS = (TEXT[:40], TEXT[40:64], TEXT[64:128])  # two blocks of 64
 
-SELDOM = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("f32", "bf16")]
+SLOW_TYPES = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("f32", "bf16")]
 
 
-@pytest.fixture(scope="module", params=["f16", *SELDOM, "q8_0", "f16-plain"])
+@pytest.fixture(scope="module", params=["f16", *SLOW_TYPES, "q8_0", "f16-plain"])
 def pool(request: pytest.FixtureRequest, tiny: Path) -> Iterator[LlamaBackend]:
-    """512 cells of each KV type; `plain`: values lie the other way round without flash attention."""
+    """512 cells of each KV type. `plain` is without flash attention, where values are transposed."""
     kv_type, _, plain = request.param.partition("-")
     with loaded(tiny, kv_type=kv_type, flash_attention=not plain) as backend:
         yield backend
@@ -325,52 +326,54 @@ def tight(tiny: Path) -> Iterator[LlamaBackend]:
         yield backend
 
 
-def nexts(backend: LlamaBackend, slot: int, start: int) -> tuple[Logprobs, Logprobs]:
+def next_logprobs(backend: LlamaBackend, slot: int, start: int) -> tuple[Logprobs, Logprobs]:
     one = logprobs(backend, slot, start, TEXT[start : start + 1])
     return one, logprobs(backend, slot, start + 1, TEXT[start + 1 : start + 33])
 
 
 def test_sharing_takes_no_cells(tight: LlamaBackend) -> None:
-    with holding(tight, 0, TEXT[:200]), ExitStack() as slots:
+    with prefill(tight, 0, TEXT[:200]), ExitStack() as slots:
         for slot in range(1, 6):
-            slots.enter_context(holding(tight, slot))
-            do(tight, ShareCells(0, slot, 200))
+            slots.enter_context(prefill(tight, slot))
+            execute(tight, ShareCells(0, slot, 200))
         feed(tight, 5, 200, OTHER[:56])
 
 
 def test_closing_the_source_leaves_the_sharers_intact(tight: LlamaBackend) -> None:
-    with holding(tight, 0, TEXT[:100]):
+    with prefill(tight, 0, TEXT[:100]):
         expected = logprobs(tight, 0, 100, TEXT[100:110])
-    with opened(tight, 0, TEXT[:100]):
+    with open_slot(tight, 0, TEXT[:100]):
         feed(tight, 0, 0, TEXT[:100])
         tight.execute(Step(verbs=(Open(1, GREEDY, TEXT, (), tight.info.vocab_size), ShareCells(0, 1, 100))))
         feed(tight, 0, 100, OTHER[:100])
-    with holding(tight, 2, OTHER[:140]):
+    with prefill(tight, 2, OTHER[:140]):
         found = logprobs(tight, 1, 100, TEXT[100:110])
-    do(tight, Close(1))
+    execute(tight, Close(1))
     assert_close(found, expected)
 
 
 def test_a_restored_prefix_gives_identical_logits(pool: LlamaBackend) -> None:
-    with holding(pool, 0, *CHUNKS), holding(pool, 1), holding(pool, 2):
-        do(pool, ShareCells(0, 1, 128), ShareCells(0, 2, 64))
-        do(pool, Save(1, 0, 64, block=1), Save(0, 64, 128, block=2))
-        expected = nexts(pool, 0, 128)
-    with holding(pool, 2, OTHER[:130]):
-        pass  # the freed cells hold something else now
-    with holding(pool, 0):
-        do(pool, Restore(1, 0, 0, 64), Restore(2, 0, 64, 128))
-        assert nexts(pool, 0, 128) == expected
-    with holding(pool, 5, OTHER[:50]), holding(pool, 2), holding(pool, 4, *CHUNKS[:2]), holding(pool, 1):
-        do(pool, Restore(1, 2, 0, 64), Restore(2, 2, 64, 128), ShareCells(4, 1, 64), Restore(2, 1, 64, 128))
+    with prefill(pool, 0, *CHUNKS), prefill(pool, 1), prefill(pool, 2):
+        execute(pool, ShareCells(0, 1, 128), ShareCells(0, 2, 64))
+        execute(pool, Save(1, 0, 64, block=1), Save(0, 64, 128, block=2))
+        expected = next_logprobs(pool, 0, 128)
+    with prefill(pool, 2, OTHER[:130]):
+        pass  # the freed cells hold other tokens now
+    with prefill(pool, 0):
+        execute(pool, Restore(1, 0, 0, 64), Restore(2, 0, 64, 128))
+        assert next_logprobs(pool, 0, 128) == expected
+    with prefill(pool, 5, OTHER[:50]), prefill(pool, 2), prefill(pool, 4, *CHUNKS[:2]), prefill(pool, 1):
+        execute(
+            pool, Restore(1, 2, 0, 64), Restore(2, 2, 64, 128), ShareCells(4, 1, 64), Restore(2, 1, 64, 128)
+        )
         for slot in (1, 2):
-            for some, others in zip(nexts(pool, slot, 128), expected, strict=True):
+            for some, others in zip(next_logprobs(pool, slot, 128), expected, strict=True):
                 assert_close(some, others)
-    do(pool, Drop(1), Drop(2))
+    execute(pool, Drop(1), Drop(2))
 
 
 @pytest.mark.parametrize(
-    ("saved", "kept"),
+    ("num_saved", "num_restored"),
     [
         *((64, 1), (64, 16), (64, 63), (17, 17), (41, 36)),
         *(
@@ -379,45 +382,51 @@ def test_a_restored_prefix_gives_identical_logits(pool: LlamaBackend) -> None:
         ),
     ],
 )
-def test_a_part_of_a_block_gives_identical_logits(pool: LlamaBackend, saved: int, kept: int) -> None:
-    text, rest = TEXT[64 : 64 + kept], TEXT[64 + kept : 128]
-    with holding(pool, 0, TEXT[:64], text):
-        expected = nexts(pool, 0, 64 + kept)
-    with holding(pool, 0, TEXT[:64], text, rest):
-        do(pool, Save(0, 0, 64, block=1), Save(0, 64, 64 + saved, block=2))
-    with holding(pool, 2):
-        do(pool, Restore(1, 2, 0, 64), Restore(2, 2, 64, 64 + kept))
-        assert nexts(pool, 2, 64 + kept) == expected
-    do(pool, Drop(1), Drop(2))
+def test_a_part_of_a_block_gives_identical_logits(
+    pool: LlamaBackend, num_saved: int, num_restored: int
+) -> None:
+    text, rest = TEXT[64 : 64 + num_restored], TEXT[64 + num_restored : 128]
+    with prefill(pool, 0, TEXT[:64], text):
+        expected = next_logprobs(pool, 0, 64 + num_restored)
+    with prefill(pool, 0, TEXT[:64], text, rest):
+        execute(pool, Save(0, 0, 64, block=1), Save(0, 64, 64 + num_saved, block=2))
+    with prefill(pool, 2):
+        execute(pool, Restore(1, 2, 0, 64), Restore(2, 2, 64, 64 + num_restored))
+        assert next_logprobs(pool, 2, 64 + num_restored) == expected
+    execute(pool, Drop(1), Drop(2))
 
 
 @pytest.mark.parametrize(
-    "kept", [33, 16, *(pytest.param(one, marks=pytest.mark.slow) for one in (64, 40, 1))]
+    "num_restored", [33, 16, *(pytest.param(one, marks=pytest.mark.slow) for one in (64, 40, 1))]
 )
-def test_restoring_takes_its_tokens_in_whole_parts_of_sixteen(tight: LlamaBackend, kept: int) -> None:
-    needed = -(-kept // 16) * 16
-    with holding(tight, 0, TEXT[:kept]):
-        expected = logprobs(tight, 0, kept, TEXT[kept : kept + 1])
-    with holding(tight, 0, *(chunk for chunk in (TEXT[:kept], TEXT[kept:64]) if chunk)):
-        do(tight, Save(0, 0, 64, block=1))
-    with filled(tight, 256 - needed), holding(tight, 0):
-        do(tight, Restore(1, 0, 0, kept))
-        if kept < needed:
-            assert_close(logprobs(tight, 0, kept, TEXT[kept : kept + 1]), expected)
-    with filled(tight, 257 - needed), holding(tight, 0), pytest.raises(DecodeFailed, match="Restored 0 of"):
-        do(tight, Restore(1, 0, 0, kept))
-    do(tight, Drop(1))
+def test_restoring_takes_cells_in_whole_parts_of_sixteen(tight: LlamaBackend, num_restored: int) -> None:
+    needed = -(-num_restored // 16) * 16
+    with prefill(tight, 0, TEXT[:num_restored]):
+        expected = logprobs(tight, 0, num_restored, TEXT[num_restored : num_restored + 1])
+    with prefill(tight, 0, *(chunk for chunk in (TEXT[:num_restored], TEXT[num_restored:64]) if chunk)):
+        execute(tight, Save(0, 0, 64, block=1))
+    with fill_pool(tight, 256 - needed), prefill(tight, 0):
+        execute(tight, Restore(1, 0, 0, num_restored))
+        if num_restored < needed:
+            assert_close(logprobs(tight, 0, num_restored, TEXT[num_restored : num_restored + 1]), expected)
+    with (
+        fill_pool(tight, 257 - needed),
+        prefill(tight, 0),
+        pytest.raises(DecodeFailed, match="Restored 0 of"),
+    ):
+        execute(tight, Restore(1, 0, 0, num_restored))
+    execute(tight, Drop(1))
 
 
 @contextmanager
-def filled(backend: LlamaBackend, cells: int) -> Iterator[None]:
-    """Slot 1 holds so many of the 256 cells; those that are free lie singly between them."""
+def fill_pool(backend: LlamaBackend, cells: int) -> Iterator[None]:
+    """Fill `cells` of the 256 cells by slot 1, and scatter the free ones between them."""
     free = 256 - cells
-    with opened(backend, 1, OTHER):
-        with opened(backend, 3, OTHER):
-            for turn in range(free):
-                start, end = cells * turn // free, cells * (turn + 1) // free
-                spans = (Span(1, start, OTHER[:1] * (end - start), False), Span(3, turn, OTHER[:1], False))
+    with open_slot(backend, 1, OTHER):
+        with open_slot(backend, 3, OTHER):
+            for number in range(free):
+                start, end = cells * number // free, cells * (number + 1) // free
+                spans = (Span(1, start, OTHER[:1] * (end - start), False), Span(3, number, OTHER[:1], False))
                 backend.execute(Step(spans=spans))
         yield
 
@@ -427,20 +436,20 @@ def test_cells_are_saved_whole_however_narrow_the_window_is(tmp_path: Path, wind
     """llama.cpp leaves out what a window hides from the last cell that it saves together."""
     path = gemma3(tmp_path / "narrow.gguf", window=window)
     with loaded(path, kv_type="f32", threads=1) as backend:
-        with holding(backend, 0, TEXT[:64], TEXT[64:100], TEXT[100:120]):
-            do(backend, Save(0, 0, 64, block=1), Save(0, 64, 90, block=2))
+        with prefill(backend, 0, TEXT[:64], TEXT[64:100], TEXT[100:120]):
+            execute(backend, Save(0, 0, 64, block=1), Save(0, 64, 90, block=2))
         for end in (90, 70, 61):
-            with holding(backend, 1):
-                do(backend, Restore(1, 1, 0, min(64, end)))
+            with prefill(backend, 1):
+                execute(backend, Restore(1, 1, 0, min(64, end)))
                 if end > 64:
-                    do(backend, Restore(2, 1, 64, end))
+                    execute(backend, Restore(2, 1, 64, end))
                 found = logprobs(backend, 1, end, TEXT[end:100])
-            with holding(backend, 2, TEXT[:end]):
+            with prefill(backend, 2, TEXT[:end]):
                 assert_close(found, logprobs(backend, 2, end, TEXT[end:100]))
-        do(backend, Drop(1), Drop(2))
+        execute(backend, Drop(1), Drop(2))
 
 
-def test_what_an_interrupted_step_was_told_is_done(backend: LlamaBackend) -> None:
+def test_verbs_of_an_interrupted_step_are_done(backend: LlamaBackend) -> None:
     verbs: tuple[Verb, ...] = (
         Save(0, 0, 64, block=1),
         Open(1, GREEDY, TEXT, (), backend.info.vocab_size),
@@ -448,19 +457,19 @@ def test_what_an_interrupted_step_was_told_is_done(backend: LlamaBackend) -> Non
         Open(2, GREEDY, TEXT, (), backend.info.vocab_size),
         Restore(1, 2, 0, 64),
     )
-    with holding(backend, 0, *CHUNKS):
+    with prefill(backend, 0, *CHUNKS):
         long = Span(1, 64, OTHER * 4, True)
-        result = execute_and_press(backend, Step(verbs=verbs, spans=(long,), padding=16))
+        result = execute_and_interrupt(backend, Step(verbs=verbs, spans=(long,), padding=16))
         assert result == StepResult(interrupted=True, verbs_ms=result.verbs_ms)
         found = [logprobs(backend, slot, 64, TEXT[64:80]) for slot in (1, 2)]
-    do(backend, Close(1), Close(2), Drop(1))
-    with holding(backend, 0, *CHUNKS[:2]):
+    execute(backend, Close(1), Close(2), Drop(1))
+    with prefill(backend, 0, *CHUNKS[:2]):
         expected = logprobs(backend, 0, 64, TEXT[64:80])
     for some in found:
         assert_close(some, expected)
 
 
-NEVER = {
+INVALID = {
     "share too much": ShareCells(0, 1, 65),
     "share with a closed slot": ShareCells(0, 4, 10),
     "share with a used slot": ShareCells(0, 2, 10),
@@ -486,10 +495,10 @@ NEVER = {
 }
 
 
-@pytest.mark.parametrize("wrong", NEVER.values(), ids=NEVER)
-def test_what_no_scheduler_may_ask_for(tight: LlamaBackend, wrong: Verb | Step) -> None:
-    with holding(tight, 0, TEXT[:64]), holding(tight, 1), holding(tight, 2, OTHER[:5]):
-        do(tight, Save(0, 0, 64, block=7))
+@pytest.mark.parametrize("wrong", INVALID.values(), ids=INVALID)
+def test_verbs_and_steps_that_no_scheduler_may_send(tight: LlamaBackend, wrong: Verb | Step) -> None:
+    with prefill(tight, 0, TEXT[:64]), prefill(tight, 1), prefill(tight, 2, OTHER[:5]):
+        execute(tight, Save(0, 0, 64, block=7))
         with pytest.raises(AssertionError):
             tight.execute(wrong if isinstance(wrong, Step) else Step(verbs=(wrong,)))
-    do(tight, Drop(7))
+    execute(tight, Drop(7))

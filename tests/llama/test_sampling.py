@@ -1,8 +1,7 @@
-"""Each parameter changes which tokens are chosen, and how often."""
+"""Effect of each sampling parameter: which tokens are chosen, and how often."""
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import functools
 import itertools
@@ -45,8 +44,8 @@ SCRATCH = Scratch(SIZE)
 def sampler(
     prompt: tuple[int, ...] = (5,), output: tuple[int, ...] = (), end: frozenset[int] = END, **parameters
 ) -> Sampler:
-    opened = Open(0, Sampling(**{"seed": 7, **parameters}), prompt, output)
-    return Sampler(opened, SCRATCH, vocab_size=SIZE, end_tokens=end, piece=b"%d".__mod__)
+    verb = Open(0, Sampling(**{"seed": 7, **parameters}), prompt, output)
+    return Sampler(verb, SCRATCH, vocab_size=SIZE, end_tokens=end, piece=b"%d".__mod__)
 
 
 def samples(count: int, logits: np.ndarray = LOGITS, **parameters) -> list[int]:
@@ -60,11 +59,11 @@ def samples(count: int, logits: np.ndarray = LOGITS, **parameters) -> list[int]:
 
 
 def nucleus(order: list[int], top_p: float) -> set[int]:
-    kept = int(np.searchsorted(PROBABILITIES[order].cumsum(), top_p)) + 1
-    return set(order[:kept])
+    count = int(np.searchsorted(PROBABILITIES[order].cumsum(), top_p)) + 1
+    return set(order[:count])
 
 
-def test_of_equals_the_first_is_the_best_and_greed_takes_it() -> None:
+def test_greedy_sampling_takes_the_first_of_equal_logits() -> None:
     tied = np.zeros(SIZE, np.float32)
     tied[[40, 50]] = 1
     assert samples(1, tied, temperature=0) == [40]
@@ -88,13 +87,13 @@ def test_draws_follow_the_distribution(temperature: float) -> None:
         ({"top_k": 3}, set(BEST_FIRST[:3])),
         ({"top_p": 0.0}, set(BEST_FIRST[:1])),
         ({"top_p": 0.3}, nucleus(BEST_FIRST, 0.3)),
-        ({"top_p": 0.3, "temperature": 50.0}, nucleus(BEST_FIRST, 0.3)),  # which is the model's own nucleus
+        ({"top_p": 0.3, "temperature": 50.0}, nucleus(BEST_FIRST, 0.3)),  # top_p comes before the temperature
         ({"min_p": 0.1}, set(np.flatnonzero(0.1 * PROBABILITIES.max() <= PROBABILITIES))),
         ({"top_k": 20, "top_p": 0.9, "min_p": 0.2, "typical_p": 0.95}, set(BEST_FIRST[:4])),
     ],
     ids=str,
 )
-def test_truncation_leaves_these_tokens(parameters: dict[str, float], allowed: set[int]) -> None:
+def test_truncation_leaves_the_expected_tokens(parameters: dict[str, float], allowed: set[int]) -> None:
     assert len(allowed) < 50
     assert set(samples(4000, **parameters)) == allowed
 
@@ -140,12 +139,12 @@ def test_penalties_against_a_plain_reference(last_n: int) -> None:
     assert 5 < len(set(output)) < 60
     untouched = LOGITS.copy()
     samples(3, untouched, prompt=prompt, ignore_eos=True, **{**parameters, "temperature": 1.0, "top_k": 5})
-    assert (untouched == LOGITS).all(), "they are left alone"
+    assert (untouched == LOGITS).all(), "the logits of the caller stay unchanged"
 
 
 @pytest.mark.parametrize("parameters", [{"temperature": 0}, {}, {"top_p": 0.5, "repeat_penalty": 2.0}])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_logits_that_are_no_distribution_are_named(parameters: dict[str, float], bad: float) -> None:
+def test_logits_without_a_distribution_are_refused(parameters: dict[str, float], bad: float) -> None:
     logits = np.full(SIZE, bad, np.float32) if bad == -np.inf else LOGITS.copy()
     logits[17] = bad
     with pytest.raises(BadLogits, match=r"largest logit is -?(nan|inf)"):
@@ -171,7 +170,7 @@ NARROWINGS = [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.99}, {"typical_p": 
 
 
 @pytest.mark.parametrize("name", [*EXTREMES, "several"])
-def test_no_parameter_makes_what_no_sampler_can_take(name: str) -> None:
+def test_extreme_parameters_choose_a_token(name: str) -> None:
     extremes = [SEVERAL] if name == "several" else [{name: value} for value in EXTREMES[name]]
     for scale, narrowing, parameters in itertools.product((1.0, 1e30, LARGEST / 10), NARROWINGS, extremes):
         logits = (LOGITS / np.abs(LOGITS).max() * scale).astype(np.float32)
@@ -180,7 +179,7 @@ def test_no_parameter_makes_what_no_sampler_can_take(name: str) -> None:
         assert all(0 <= token < SIZE for token in found), parameters
 
 
-def test_adjustments_beyond_float32_are_numbers_again_and_what_is_forbidden_stays_so() -> None:
+def test_adjustments_beyond_float32_become_finite_and_forbidden_tokens_stay_forbidden() -> None:
     adjusted = np.float32([1.0, np.nan, np.inf, -np.inf, -3.0])
     assert list(finite_logits(adjusted)) == [1.0, -np.inf, LARGEST, -np.inf, -3.0]
     usual = np.float32([1.0, -np.inf])
@@ -200,7 +199,7 @@ def test_scores_are_the_logarithms_of_the_softmax() -> None:
         (np.where(np.arange(SIZE) == 9, 1, -np.inf), 9, [9, 0]),
     ):
         found = sampler().score(logits.astype(np.float32), token, len(best))
-        assert [token for token, _ in found.top] == best, "of equally good ones the first"
+        assert [token for token, _ in found.top] == best, "the first of equal tokens"
 
 
 def test_uniform_is_uniform_and_its_neighbours_are_independent() -> None:
@@ -240,7 +239,7 @@ def test_a_mask_leaves_the_distribution(parameters: dict[str, object], share: fl
         assert sampler().choose(alone) == chosen
 
 
-def test_only_what_is_within_so_many_standard_deviations_is_drawn() -> None:
+def test_top_n_sigma_draws_within_so_many_standard_deviations() -> None:
     floor = LOGITS.max() - 1.0 * LOGITS.std()
     assert set(samples(2_000, top_n_sigma=1.0, temperature=5.0)) <= set(np.flatnonzero(floor <= LOGITS))
     assert len(set(samples(500, top_n_sigma=1.5, temperature=5.0))) > 5
@@ -248,17 +247,21 @@ def test_only_what_is_within_so_many_standard_deviations_is_drawn() -> None:
     assert BEST_FIRST[0] not in samples(200, top_n_sigma=0.01, logit_bias=banned)
 
 
-def test_top_choices_are_left_out_but_for_the_last() -> None:
+def test_xtc_leaves_out_the_top_choices_except_the_last() -> None:
     logits = np.full(SIZE, -9.0, np.float32)
     logits[[4, 5, 6, 7]] = [3.0, 2.5, 2.0, 0.0]  # 0.47, 0.29, 0.17, 0.02
     assert set(samples(500, logits, xtc_probability=1.0, xtc_threshold=0.1, min_p=0.01)) == {6, 7}
-    assert set(samples(200, logits, xtc_probability=1.0, xtc_threshold=0.4)) >= {4, 5}, "it is the only one"
+    assert set(samples(200, logits, xtc_probability=1.0, xtc_threshold=0.4)) >= {4, 5}, (
+        "only one token is above the threshold"
+    )
     often = samples(4_000, logits, xtc_probability=0.5, xtc_threshold=0.1, top_k=3)
-    assert 0.45 < Counter(often)[4] / len(often) / 0.51 / 0.5 < 1.2, "half of the time it is left out"
+    assert 0.45 < Counter(often)[4] / len(often) / 0.51 / 0.5 < 1.2, (
+        "the best token is left out half of the time"
+    )
     assert set(samples(50, logits, xtc_probability=1.0, temperature=0)) == {4}, "greedy is greedy"
 
 
-def test_nothing_ends_before_the_least_number_of_tokens_and_ignoring_the_end_forbids_no_stop_token() -> None:
+def test_min_tokens_forbids_every_end_and_ignore_eos_forbids_no_stop_token() -> None:
     logits = np.zeros(SIZE, np.float32)
     logits[[2, 10, 77]] = [30.0, 20.0, 25.0]
     found = samples(6, logits, temperature=0, min_tokens=3, stop_tokens=(77,))
@@ -271,19 +274,19 @@ def test_nothing_ends_before_the_least_number_of_tokens_and_ignoring_the_end_for
         assert chooser.choose(logits) not in (2, 10)
 
 
-def test_rows_of_tokens_are_not_ended() -> None:
+def test_bad_words_are_not_completed() -> None:
     logits = np.zeros(SIZE, np.float32)
     logits[[20, 21, 22]] = [9, 8, 7]
     never = {"temperature": 0, "bad_words": ((20, 20), (21, 20, 21), (22,))}
     assert samples(4, logits, **never) == [20, 21, 20, 0]
-    assert sampler(output=(20,), **never).choose(logits) == 21, "it resumes with what was there"
+    assert sampler(output=(20,), **never).choose(logits) == 21, "a resumed output counts"
     assert sampler(prompt=(20,), **never).choose(logits) == 20, "the prompt does not count"
 
 
 @pytest.mark.parametrize("seed", range(9))
-def test_repetitions_cost_what_llama_cpp_takes_for_them(vocabulary: Vocabulary, seed: int) -> None:
+def test_dry_penalties_equal_those_of_llama_cpp(vocabulary: Vocabulary, seed: int) -> None:
     rng = random.Random(seed)
-    known = [vocabulary.encode(text, add_special=False, parse_special=False)[0] for text in "abcde\n:"]
+    alphabet = [vocabulary.encode(text, add_special=False, parse_special=False)[0] for text in "abcde\n:"]
     weights = rng.choice([[9, 9, 9, 5, 3, 1, 1], [1, 0, 0, 0, 0, 0, 0], [40, 1, 0, 0, 0, 1, 0]])
     penalty = DryPenalty(
         multiplier=rng.choice([0.5, 1.0, 3.0]),
@@ -304,7 +307,7 @@ def test_repetitions_cost_what_llama_cpp_takes_for_them(vocabulary: Vocabulary, 
     )
     size = vocabulary.vocab_size
     records = (llama_cpp.llama_token_data * size)()
-    tokens = list(rng.choices(known, weights, k=rng.choice([0, 1, 9, 80, 300])))
+    tokens = list(rng.choices(alphabet, weights, k=rng.choice([0, 1, 9, 80, 300])))
     ours = DryRepetitions(penalty, tokens, functools.partial(vocabulary.piece, special=True))
     for token in tokens:
         llama_cpp.llama_sampler_accept(native, token)
@@ -313,23 +316,23 @@ def test_repetitions_cost_what_llama_cpp_takes_for_them(vocabulary: Vocabulary, 
             records[token] = llama_cpp.llama_token_data(token, 0.0, 0.0)
         array = llama_cpp.llama_token_data_array(records, size, -1, False)
         llama_cpp.llama_sampler_apply(native, ctypes.byref(array))
-        # What is taken beyond that forbids a token; llama.cpp's own powers may be infinite.
+        # A larger penalty forbids a token in any case, and llama.cpp's own powers may be infinite.
         expected = {records[i].id: max(records[i].logit, -1e30) for i in range(size) if records[i].logit}
         logits = np.zeros(size, np.float32)
         ours.apply(logits)
         found = {int(token): max(logits[token], -1e30) for token in np.flatnonzero(logits)}
         assert found == pytest.approx(expected)
-        token = rng.choices(known, weights)[0]
+        token = rng.choices(alphabet, weights)[0]
         ours.accept(token)
         llama_cpp.llama_sampler_accept(native, token)
     llama_cpp.llama_sampler_free(native)
 
 
-def test_repetitions_are_found_in_one_pass_whatever_is_repeated() -> None:
-    looked_at = collections.Counter[int]()
+def test_dry_reads_the_text_of_each_token_once() -> None:
+    num_reads = Counter[int]()
 
     def piece(token: int) -> bytes:
-        looked_at[token] += 1
+        num_reads[token] += 1
         return b"word"
 
     found = DryRepetitions(DryPenalty(multiplier=1.0), [7] * 100_000, piece)
@@ -337,7 +340,7 @@ def test_repetitions_are_found_in_one_pass_whatever_is_repeated() -> None:
     found.apply(logits)
     found.accept(7)
     assert np.flatnonzero(logits).tolist() == [7]
-    assert looked_at == {7: 1}
+    assert num_reads == {7: 1}
 
 
 class _Comparisons(int):
@@ -350,13 +353,13 @@ class _Comparisons(int):
     __hash__ = int.__hash__
 
 
-@pytest.mark.parametrize("words", [(1,), (1, 2), (1, 1, 2), (1, 1, 1, 1, 1, 1, 1, 1, 1, 2)])
-def test_common_suffixes_take_linear_work(words: tuple[int, ...]) -> None:
-    tokens = [_Comparisons(word) for word in words * (3000 // len(words))]
+@pytest.mark.parametrize("pattern", [(1,), (1, 2), (1, 1, 2), (1, 1, 1, 1, 1, 1, 1, 1, 1, 2)])
+def test_common_suffixes_take_linear_work(pattern: tuple[int, ...]) -> None:
+    tokens = [_Comparisons(word) for word in pattern * (3000 // len(pattern))]
     _Comparisons.num = 0
     found = common_suffixes(tokens)
     assert _Comparisons.num <= 2 * len(tokens)
-    assert found[-1 - len(words)] == len(tokens) - len(words)
+    assert found[-1 - len(pattern)] == len(tokens) - len(pattern)
 
 
 LOGIT = st.floats(-40, 40, width=32) | st.sampled_from([0.0, 1.0, -np.inf])
@@ -385,7 +388,7 @@ def test_a_nucleus_has_its_share_and_no_token_too_many(logits: np.ndarray, share
 @pytest.mark.parametrize("parameters", [{"top_p": 0.95}, {"top_p": 0.9999}, {"top_k": 50}, {"min_p": 0.02}])
 def test_a_large_vocabulary_is_cut_as_by_a_plain_reference(parameters: dict[str, float]) -> None:
     sampling = Sampling(seed=1, **parameters)
-    left = Truncation(sampling, Scratch(len(LARGE))).apply(LARGE)
+    truncated = Truncation(sampling, Scratch(len(LARGE))).apply(LARGE)
     weights = np.exp(LARGE.astype(np.float64) - LARGE.max())
     order = np.argsort(-weights)
     if "top_p" in parameters:
@@ -395,13 +398,13 @@ def test_a_large_vocabulary_is_cut_as_by_a_plain_reference(parameters: dict[str,
         count = int(parameters["top_k"])
     else:
         count = int((weights >= parameters["min_p"]).sum())
-    assert set(left.tokens) == set(order[:count])
-    assert np.array_equal(left.logits, LARGE[left.tokens])
+    assert set(truncated.tokens) == set(order[:count])
+    assert np.array_equal(truncated.logits, LARGE[truncated.tokens])
 
 
-def test_edges() -> None:
+def test_edges_of_truncation() -> None:
     assert list(above(np.float32([1, 3, 2]), 1.0)) == [1, 2]
     assert not len(above(np.float32([1, 3, 2]), 3.0))
     assert list(nucleus_of(np.zeros(10, np.float32), 0.3, Scratch(10))) == [0, 1, 2], "the first of equals"
     assert list(nucleus_of(np.float32([0, 9, 0, 9, 9]), 0.6, Scratch(5))) == [1, 3]
-    assert 40 <= len(best_tokens(LARGE, 40)) < 120, "few are looked at where there are many"
+    assert 40 <= len(best_tokens(LARGE, 40)) < 120, "few candidates are left of a large vocabulary"

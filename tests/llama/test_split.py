@@ -1,4 +1,4 @@
-"""What of a model fits on a device, from files that have tensors and no data, and which split is fastest."""
+"""Splits of a model between a device and the CPU: the largest that fits, and the fastest as measured."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STEP = StepSizes(
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Models with all tensors of these shapes, all of whose bytes are a hole in the file."""
+    """Models of these shapes, where the data of all tensors is a hole in the file."""
     folder, paths = tmp_path_factory.mktemp("shapes"), {}
     for name in ("1b", "qwen3-moe", "qwen3.5"):
         shape, path = SHAPES[name], folder / f"{name}.gguf"
@@ -75,31 +75,31 @@ def device(free_mib: int) -> Device:
     )
 
 
-def fitting(
-    path: Path, free_mib: int, asked: Offload, step: StepSizes = STEP, reserved: int = 0
+def planner(
+    path: Path, free_mib: int, offload: Offload, step: StepSizes = STEP, reserved: int = 0
 ) -> SplitPlanner:
-    sizes = ModelSizes.of(GgufHeader(path), KVType.F16, asked, "GPU0")
-    return SplitPlanner(sizes, step, asked, device(free_mib), reserved_bytes=reserved)
+    sizes = ModelSizes.of(GgufHeader(path), KVType.F16, offload, "GPU0")
+    return SplitPlanner(sizes, step, offload, device(free_mib), reserved_bytes=reserved)
 
 
-def split(path: Path, free_mib: int, asked: Offload, step: StepSizes = STEP) -> Split:
-    return fitting(path, free_mib, asked, step).first_choice()
+def split(path: Path, free_mib: int, offload: Offload, step: StepSizes = STEP) -> Split:
+    return planner(path, free_mib, offload, step).first_choice()
 
 
 AUTO, ALL = Offload(gpu_layers="auto"), Offload(gpu_layers="all")
-CELLS_HERE = Offload(gpu_layers="auto", kv_on_gpu=False)
+CELLS_ON_CPU = Offload(gpu_layers="auto", kv_on_gpu=False)
 SOME_EXPERTS, NO_EXPERTS = Offload(gpu_layers="all", cpu_moe=4), Offload(gpu_layers="all", cpu_moe=ALL_LAYERS)
 WHY = (
     "17 of 17 layers would take 1.14 GiB (weights 609 MiB, cells 512 MiB, compute 43 MiB), and GPU0 has "
     "{} free, of which 256 MiB stay so"
 )
-UNTOLD = "GPU0 does not report how much memory it has"
+SIZE_UNKNOWN = "GPU0 does not report how much memory it has"
 
 
 @pytest.mark.parametrize(
-    ("name", "free_mib", "asked", "said", "weights", "cells", "why"),
+    ("name", "free_mib", "offload", "text", "weights", "cells", "why"),
     [
-        # The embeddings stay on the CPU, and are on the device once more: they are the output, too.
+        # The embeddings stay on the CPU, and a copy of them on the device is the output.
         ("1b", 4096, ALL, "17 of 17 layers", 609, 512, None),
         ("1b", 1024, ALL, "10 of 17 layers", 367, 288, WHY.format("1.00 GiB")),
         ("1b", 1024, AUTO, "10 of 17 layers", 367, 288, None),
@@ -108,30 +108,30 @@ UNTOLD = "GPU0 does not report how much memory it has"
         ("1b", 4096, Offload(gpu_layers=99), "17 of 17 layers", 609, 512, None),
         ("1b", 4096, Offload(gpu_layers=1), "1 of 17 layers", 51, 0, None),  # the output
         ("1b", 200, ALL, "the CPU alone", 0, 0, WHY.format("200 MiB")),
-        ("1b", 1024, CELLS_HERE, "17 of 17 layers, cells on the CPU", 609, 0, None),
+        ("1b", 1024, CELLS_ON_CPU, "17 of 17 layers, cells on the CPU", 609, 0, None),
         ("1b", 0, AUTO, "the CPU alone", 0, 0, None),
-        ("1b", 0, ALL, "the CPU alone", 0, 0, UNTOLD),
+        ("1b", 0, ALL, "the CPU alone", 0, 0, SIZE_UNKNOWN),
         ("1b", 0, Offload(gpu_layers=4), "4 of 17 layers", 162, 96, None),
         ("qwen3-moe", 1536, AUTO, "17 of 17 layers, experts of 5 layers on the CPU", 711, 512, None),
-        # Layers stay too where no dense weights fit.
+        # Whole layers stay on the CPU too if their dense weights do not fit.
         ("qwen3-moe", 700, AUTO, "11 of 17 layers, experts of 10 layers on the CPU", 57, 320, None),
         ("qwen3-moe", 8192, SOME_EXPERTS, "17 of 17 layers, experts of 4 layers on the CPU", 773, 512, None),
         ("qwen3-moe", 8192, NO_EXPERTS, "17 of 17 layers, experts of 16 layers on the CPU", 76, 512, None),
     ],
 )
-def test_what_goes_where(
+def test_the_first_choice_of_a_split(
     files: dict[str, Path],
     name: str,
     free_mib: int,
-    asked: Offload,
-    said: str,
+    offload: Offload,
+    text: str,
     weights: int,
     cells: int,
     why: str | None,
 ) -> None:
-    found = split(files[name], free_mib, asked)
+    found = split(files[name], free_mib, offload)
     taken = (round(found.device_bytes.weights / MIB), found.device_bytes.cells / MIB)
-    assert (str(found), taken, found.why) == (said, (weights, cells), why)
+    assert (str(found), taken, found.why) == (text, (weights, cells), why)
     assert found.is_cpu_alone == (sum(found.device_bytes) == 0)
     assert found.offload.cpu_moe >= found.experts_on_cpu
     if free_mib and sum(found.device_bytes):
@@ -139,8 +139,8 @@ def test_what_goes_where(
 
 
 def test_overrides_name_the_experts_of_those_layers_alone(files: dict[str, Path]) -> None:
-    asked = Offload(gpu_layers="all", cpu_moe=2, tensor_place=((r"blk\.15\.attn", "CPU"),))
-    first, (experts, where) = split(files["qwen3-moe"], 8192, asked).overrides
+    offload = Offload(gpu_layers="all", cpu_moe=2, tensor_place=((r"blk\.15\.attn", "CPU"),))
+    first, (experts, where) = split(files["qwen3-moe"], 8192, offload).overrides
     assert first == (r"blk\.15\.attn", "CPU")
     assert where == "CPU"
     assert re.search(experts, "blk.1.ffn_gate_exps.weight")
@@ -149,15 +149,15 @@ def test_overrides_name_the_experts_of_those_layers_alone(files: dict[str, Path]
 
 
 def test_patterns_place_tensors_wherever_layers_are(files: dict[str, Path]) -> None:
-    asked = Offload(gpu_layers=0, tensor_place=((r"blk\.[0-3]\.attn_q\.", "GPU0"), (r"attn", "CPU")))
-    found = split(files["1b"], 4096, asked)
+    offload = Offload(gpu_layers=0, tensor_place=((r"blk\.[0-3]\.attn_q\.", "GPU0"), (r"attn", "CPU")))
+    found = split(files["1b"], 4096, offload)
     assert not found.is_cpu_alone
     assert found.device_bytes.weights == 4 * 2048 * 2048 * 144 // 256
     off = split(files["1b"], 4096, msgspec.structs.replace(ALL, tensor_place=((r"ffn", "CPU"),)))
     assert off.device_bytes.weights < split(files["1b"], 4096, ALL).device_bytes.weights / 2
 
 
-def test_what_patterns_place_beside_the_device_is_known(files: dict[str, Path]) -> None:
+def test_tensors_that_patterns_place_on_other_devices_are_counted(files: dict[str, Path]) -> None:
     two = Offload(gpu_layers=0, tensor_place=((r"blk\.0\.attn_q\.", "GPU1"), (r"blk\.1\.", "CPU")))
     found = split(files["1b"], 4096, two)
     assert (sum(found.device_bytes), found.other_devices_bytes, found.is_cpu_alone) == (
@@ -168,54 +168,54 @@ def test_what_patterns_place_beside_the_device_is_known(files: dict[str, Path]) 
 
 
 def test_an_output_that_a_pattern_has_placed_is_not_the_embeddings(files: dict[str, Path]) -> None:
-    asked = Offload(gpu_layers=1, tensor_place=((r"^output\.weight", "CPU"),))
-    assert split(files["qwen3-moe"], 4096, asked).device_bytes.weights < MIB
+    offload = Offload(gpu_layers=1, tensor_place=((r"^output\.weight", "CPU"),))
+    assert split(files["qwen3-moe"], 4096, offload).device_bytes.weights < MIB
 
 
-def test_wishes_that_the_model_cannot_heed_are_told(files: dict[str, Path]) -> None:
+def test_options_that_the_model_cannot_use_are_reported(files: dict[str, Path]) -> None:
     places = ((r"attn", "CPU"), (r"blk\.0\.attn_q\.", "GPU0"), (r"ffn_upp", "GPU0"))
-    asked = Offload(gpu_layers=4, cpu_moe=ALL_LAYERS, tensor_place=places)
-    assert fitting(files["1b"], 4096, asked).unused_options == [
+    offload = Offload(gpu_layers=4, cpu_moe=ALL_LAYERS, tensor_place=places)
+    assert planner(files["1b"], 4096, offload).unused_options == [
         r"--tensor-place: 'blk\\.0\\.attn_q\\.' matches no tensor",
         "--tensor-place: 'ffn_upp' matches no tensor",
         "--cpu-moe: the model has no experts",
     ]
-    assert fitting(files["qwen3-moe"], 4096, msgspec.structs.replace(ALL, cpu_moe=2)).unused_options == []
+    assert planner(files["qwen3-moe"], 4096, msgspec.structs.replace(ALL, cpu_moe=2)).unused_options == []
 
 
-def test_why_cpu_alone_is_there(files: dict[str, Path]) -> None:
+def test_the_reason_for_the_cpu_alone(files: dict[str, Path]) -> None:
     placed = Offload(tensor_place=(("no such", "GPU0"),))
     assert placed.wants_device
     assert not Offload(tensor_place=(("blk", "cpu"),)).wants_device
-    for asked, free_mib, why in (
+    for offload, free_mib, why in (
         (placed, 4096, "no tensor of it is placed on GPU0"),
         (AUTO, 200, "nothing of it fits on GPU0"),
         (AUTO, 0, "GPU0 does not report how much memory it has"),
     ):
-        found = fitting(files["1b"], free_mib, asked)
+        found = planner(files["1b"], free_mib, offload)
         assert (found.first_choice().is_cpu_alone, found.why_cpu_alone) == (True, why)
 
 
-def test_a_pattern_that_is_none(files: dict[str, Path]) -> None:
+def test_a_pattern_that_is_not_a_regular_expression_is_refused(files: dict[str, Path]) -> None:
     with pytest.raises(StartupError, match=r"--tensor-place: 'blk\.\(' is not a regular expression"):
         split(files["1b"], 4096, Offload(gpu_layers=1, tensor_place=(("blk.(", "CPU"),)))
 
 
-def test_what_else_goes_there_is_reserved(files: dict[str, Path]) -> None:
-    assert fitting(files["1b"], 1024, AUTO, reserved=300 * MIB).first_choice().gpu_layers < 10
+def test_reserved_memory_leaves_room_for_fewer_layers(files: dict[str, Path]) -> None:
+    assert planner(files["1b"], 1024, AUTO, reserved=300 * MIB).first_choice().gpu_layers < 10
 
 
 def test_candidates_are_few_and_the_first_choice_is_the_first(files: dict[str, Path]) -> None:
-    dense = fitting(files["1b"], 1024, AUTO).candidates()
+    dense = planner(files["1b"], 1024, AUTO).candidates()
     assert [*dense] == [SplitKind.FULL, SplitKind.NO_CELLS, SplitKind.CPU]
     assert str(dense[SplitKind.NO_CELLS]) == "17 of 17 layers, cells on the CPU"
-    mixed = fitting(files["qwen3-moe"], 1536, AUTO).candidates()
+    mixed = planner(files["qwen3-moe"], 1536, AUTO).candidates()
     assert [*mixed] == [*SplitKind]
     assert str(mixed[SplitKind.DENSE]) == "17 of 17 layers, experts of 16 layers on the CPU"
-    assert [*fitting(files["1b"], 200, AUTO).candidates()] == [SplitKind.FULL]
+    assert [*planner(files["1b"], 200, AUTO).candidates()] == [SplitKind.FULL]
 
 
-def test_a_server_with_the_default_options_asks_for_such_steps(files: dict[str, Path]) -> None:
+def test_default_options_give_the_steps_of_these_tests(files: dict[str, Path]) -> None:
     sizes = ModelSizes.of(GgufHeader(files["1b"]), KVType.F16, ALL, "GPU0")
     assert StepSizes.of(sizes, EngineOptions(model_path=""), 16_384, 8 * GIB, drafts=False) == STEP._replace(
         tokens=512, states=0
@@ -228,7 +228,7 @@ class _Reserved(NamedTuple):
 
 
 def _reserved(path: Path, step: StepSizes) -> _Reserved:
-    """MiB that llama.cpp says it reserves, without taking them (but for states)."""
+    """Return the MiB that llama.cpp reserves according to its log. It allocates those of states only."""
     with native_lines() as lines:
         params = llama_cpp.llama_model_default_params()
         params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
@@ -244,13 +244,13 @@ def _reserved(path: Path, step: StepSizes) -> _Reserved:
             context.n_outputs_max = context.n_outputs_max_per_seq = step.outputs
         llama_cpp.llama_free(llama_cpp.llama_init_from_model(model, context))
         llama_cpp.llama_model_free(model)
-    said = dict(re.findall(r"(compute|RS) buffer size = +([\d.]+) MiB", "".join(lines)))
-    return _Reserved(float(said["compute"]), float(said.get("RS", 0)))
+    sizes_mib = dict(re.findall(r"(compute|RS) buffer size = +([\d.]+) MiB", "".join(lines)))
+    return _Reserved(float(sizes_mib["compute"]), float(sizes_mib.get("RS", 0)))
 
 
 @pytest.mark.parametrize("name", ["1b", "qwen3-moe", "qwen3.5"])
-def test_as_llama_cpp_reserves_it(files: dict[str, Path], name: str) -> None:
-    """Computed by a build without a device: the same graph lies on one, where all of it is there."""
+def test_planned_memory_is_what_llama_cpp_reserves(files: dict[str, Path], name: str) -> None:
+    """A build without a device reserves as much for the graph as a device with all layers."""
     step = STEP._replace(sequences=8, states=8)
     expected, found = _reserved(files[name], step), split(files[name], 16_384, ALL, step).device_bytes
     assert expected.compute * MIB <= found.compute <= 1.2 * expected.compute * MIB
@@ -258,8 +258,8 @@ def test_as_llama_cpp_reserves_it(files: dict[str, Path], name: str) -> None:
 
 
 def test_a_step_that_embeds_reserves_as_llama_cpp_does(files: dict[str, Path], minilm: Path) -> None:
-    """A causal model has cells for one step, and logits of all tokens; an encoder has neither."""
-    for path, kv_tokens, cells, most in (
+    """A causal model has cells for one step and logits of all tokens. An encoder has neither."""
+    for path, kv_tokens, cells, largest_ratio in (
         (files["1b"], 256, 256, 1.1),
         (files["1b"], 4_096, 4_096, 1.1),
         (minilm, None, 0, 2.5),
@@ -269,7 +269,7 @@ def test_a_step_that_embeds_reserves_as_llama_cpp_does(files: dict[str, Path], m
         step = StepSizes.of_embeddings(header, sizes, options, 8 * GIB)
         found = SplitPlanner(sizes, step, ALL, device(16_384)).first_choice()
         expected = _reserved(path, step).compute * MIB
-        assert expected <= found.device_bytes.compute <= most * expected
+        assert expected <= found.device_bytes.compute <= largest_ratio * expected
         assert found.device_bytes.cells == cells * 16 * 8 * 64 * 2 * 2
 
 
@@ -305,16 +305,16 @@ def race(key: SplitKey, folder: Path, candidates: dict[SplitKind, Split] = CANDI
 
 
 def costing(**ms: float) -> tuple[Callable[[Split], float], list[str]]:
-    asked: list[str] = []
+    order: list[str] = []
 
     def cost(split: Split) -> float:
         name = "cpu" if split.is_cpu_alone else {20: "full", 32: "dense"}[split.experts_on_cpu]
-        asked.append(name)
+        order.append(name)
         if name not in ms:
             raise StartupError("no memory")
         return ms[name]
 
-    return cost, asked
+    return cost, order
 
 
 @pytest.mark.parametrize(
@@ -330,90 +330,92 @@ def costing(**ms: float) -> tuple[Callable[[Split], float], list[str]]:
         ({"cpu": 70}, SplitKind.CPU, "no split with Some GPU0 a device could be used when that was tried"),
     ],
 )
-def test_which_is_best_and_why_the_cpu_serves_alone(
+def test_the_best_split_and_the_reason_for_the_cpu_alone(
     tmp_path: Path, key: SplitKey, ms: dict[str, float], kind: SplitKind, why_cpu: str | None
 ) -> None:
     assert race(key, tmp_path).best() is CANDIDATES[SplitKind.FULL]
-    one, (cost, asked) = race(key, tmp_path), costing(**ms)
+    one, (cost, order) = race(key, tmp_path), costing(**ms)
     for _ in range(2):
         one.run(cost)
         assert one.is_run
         assert one.best() is CANDIDATES[kind]
         assert why_cpu is None or one.why_cpu_alone() == why_cpu
         one = race(key, tmp_path)
-    assert asked == ["full", "dense", "cpu"] or len(ms) < 3, "they are measured once"
+    assert order == ["full", "dense", "cpu"] or len(ms) < 3, "each candidate is measured once"
 
 
-def test_what_does_not_load_gets_a_second_chance_at_the_next_start(tmp_path: Path, key: SplitKey) -> None:
+def test_a_split_that_does_not_load_is_tried_again_at_the_next_start(tmp_path: Path, key: SplitKey) -> None:
     one = race(key, tmp_path)
     one.run(costing(dense=80, cpu=70)[0])
     assert one.is_run
     assert one.best() is CANDIDATES[SplitKind.CPU]
-    second, (cost, asked) = race(key, tmp_path), costing(dense=80, cpu=70)
+    second, (cost, order) = race(key, tmp_path), costing(dense=80, cpu=70)
     assert not second.is_run
     second.run(cost)
-    assert asked == ["full"]
+    assert order == ["full"]
     assert race(key, tmp_path).is_run
 
 
-def test_where_nothing_fits_it_is_told_though_nothing_was_measured(tmp_path: Path, key: SplitKey) -> None:
-    asked, full = Offload(gpu_layers="auto"), msgspec.structs.replace(GPU, free_bytes=0)
+def test_a_model_that_does_not_fit_is_reported_without_measuring(tmp_path: Path, key: SplitKey) -> None:
+    offload, full = Offload(gpu_layers="auto"), msgspec.structs.replace(GPU, free_bytes=0)
     header, options = GgufHeader(tiny_model_path()), EngineOptions(model_path="")
-    sizes = ModelSizes.of(header, KVType.F16, asked, GPU.name)
-    fitting = SplitPlanner(sizes, StepSizes.of(sizes, options, 256, 2**30, drafts=False), asked, full)
-    found = fastest(race(key, tmp_path, fitting.candidates()), fitting)
+    sizes = ModelSizes.of(header, KVType.F16, offload, GPU.name)
+    planner = SplitPlanner(sizes, StepSizes.of(sizes, options, 256, 2**30, drafts=False), offload, full)
+    found = fastest(race(key, tmp_path, planner.candidates()), planner)
     assert found == Offload(given_up="nothing of it fits on GPU0")
 
 
-def test_whoever_has_time_measures_all(tmp_path: Path, key: SplitKey) -> None:
+def test_a_race_without_a_time_limit_measures_all_candidates(tmp_path: Path, key: SplitKey) -> None:
     hasty, patient = race(key, tmp_path / "hasty"), race(key, tmp_path / "patient")
-    cost, asked = costing(full=100, dense=80, cpu=70)
+    cost, order = costing(full=100, dense=80, cpu=70)
     hasty.run(cost, budget_s=0)
-    assert asked == ["full", "cpu"]
+    assert order == ["full", "cpu"]
     patient.run(cost, budget_s=math.inf)
-    assert asked[2:] == ["full", "dense", "cpu"]
+    assert order[2:] == ["full", "dense", "cpu"]
 
 
-def test_what_was_measured_goes_with_the_settings_that_were_found(tmp_path: Path, key: SplitKey) -> None:
+def test_times_are_stored_for_the_tuned_settings_too(tmp_path: Path, key: SplitKey) -> None:
     tuned = Profile(
         threads=3, threads_batch=4, repack=True, prefill_tokens=64, kv_type="q8_0", flash_attention=True
     )
     one = race(key, tmp_path)
     one.run(costing(full=100, dense=80, cpu=300)[0])
-    asked = EngineOptions(model_path=str(tiny_model_path()), offload=Offload(gpu_layers="auto"))
-    served = SplitKey.of(tuned.applied(asked), GPU)
+    options = EngineOptions(model_path=str(tiny_model_path()), offload=Offload(gpu_layers="auto"))
+    served = SplitKey.of(tuned.applied(options), GPU)
     assert race(served, tmp_path).times == {}
     one.keep_for(tuned)
     assert race(served, tmp_path).best() is CANDIDATES[SplitKind.DENSE]
-    pictures = msgspec.structs.replace(asked, projector_path="a", draft_model_path="b")
-    assert SplitKey.of(pictures, GPU) == key, "what fits beside them is reckoned at each start"
+    pictures = msgspec.structs.replace(options, projector_path="a", draft_model_path="b")
+    assert SplitKey.of(pictures, GPU) == key, (
+        "a projector or draft model is planned at each start, and does not change the key"
+    )
 
 
-def test_what_ends_the_process_twice_is_passed_over(tmp_path: Path, key: SplitKey) -> None:
-    def dies(split: Split) -> float:
+def test_a_split_that_ends_the_process_twice_is_skipped(tmp_path: Path, key: SplitKey) -> None:
+    def crash(split: Split) -> float:
         raise SystemExit
 
     for _ in range(2):
         assert not race(key, tmp_path).is_run
         with pytest.raises(SystemExit):
-            race(key, tmp_path).run(dies)
-    cost, asked = costing(full=1, dense=80, cpu=300)
+            race(key, tmp_path).run(crash)
+    cost, order = costing(full=1, dense=80, cpu=300)
     third = race(key, tmp_path)
     third.run(cost)
-    assert asked == ["dense", "cpu"]
+    assert order == ["dense", "cpu"]
     assert third.best() is CANDIDATES[SplitKind.DENSE]
 
 
-def test_where_nothing_can_be_kept_nothing_is_measured(tmp_path: Path, key: SplitKey) -> None:
+def test_nothing_is_measured_where_times_cannot_be_stored(tmp_path: Path, key: SplitKey) -> None:
     (tmp_path / "file").write_text("")
-    cost, asked = costing(full=100, dense=80, cpu=300)
+    cost, order = costing(full=100, dense=80, cpu=300)
     one = race(key, tmp_path / "file")
     one.run(cost)
-    assert asked == []
+    assert order == []
     assert one.best() is CANDIDATES[SplitKind.FULL]
 
 
-def test_another_split_device_or_wish_has_times_of_its_own(tmp_path: Path, key: SplitKey) -> None:
+def test_another_split_device_or_option_has_times_of_its_own(tmp_path: Path, key: SplitKey) -> None:
     race(key, tmp_path).run(costing(full=100, dense=80, cpu=300)[0])
     for full in (some_split(12, experts=20), some_split(33, experts=31)):  # far fewer layers, or experts
         times = race(key, tmp_path, CANDIDATES | {SplitKind.FULL: full}).times

@@ -1,4 +1,4 @@
-"""Text to tokens and back, in many scripts as the reference tokenizer of BERT has it."""
+"""Text to tokens and back, in many scripts with the tokens of BERT's reference tokenizer."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "All work and no play. " * 50_000], ids=lambda text: text[:20])
-def test_text_goes_there_and_back(vocabulary: Vocabulary, text: str) -> None:
+def test_decoding_restores_the_text(vocabulary: Vocabulary, text: str) -> None:
     tokens = vocabulary.encode(text, add_special=False, parse_special=False)
     assert vocabulary.decode(tokens) == text
     assert b"".join(map(vocabulary.piece, tokens)) == text.encode()
 
 
-def test_special_tokens_are_added_and_parsed_when_asked(vocabulary: Vocabulary) -> None:
+def test_special_tokens_are_added_and_parsed_on_request(vocabulary: Vocabulary) -> None:
     assert vocabulary.adds_bos
     assert vocabulary.marks == SequenceMarks(begin=(vocabulary.bos,))
     assert vocabulary.encode("", add_special=True, parse_special=False) == [vocabulary.bos]
@@ -44,7 +44,7 @@ def test_special_tokens_are_added_and_parsed_when_asked(vocabulary: Vocabulary) 
     assert len(vocabulary.encode("<|im_end|>", add_special=False, parse_special=False)) > 1
 
 
-def test_control_tokens_have_no_text_unless_asked(vocabulary: Vocabulary) -> None:
+def test_control_tokens_have_text_on_request_only(vocabulary: Vocabulary) -> None:
     tokens = vocabulary.encode("a<|im_end|>", add_special=True, parse_special=True)
     assert vocabulary.decode(tokens) == "a"
     assert vocabulary.decode(tokens, special=True) == "<s>a<|im_end|>"
@@ -52,7 +52,7 @@ def test_control_tokens_have_no_text_unless_asked(vocabulary: Vocabulary) -> Non
     assert (vocabulary.bos_text, vocabulary.eos_text) == ("<s>", "<|im_end|>")
 
 
-def test_each_end_of_a_turn_is_a_token_at_least(vocabulary: Vocabulary) -> None:
+def test_each_end_of_a_turn_is_at_least_one_token(vocabulary: Vocabulary) -> None:
     text, least = 100 * "a<|im_end|>", vocabulary.least_tokens(100 * "a<|im_end|>")
     encoded = [vocabulary.encode(text, add_special=False, parse_special=special) for special in (False, True)]
     assert 100 <= least <= min(map(len, encoded))
@@ -76,11 +76,11 @@ def test_every_token_has_a_piece_and_nothing_else_has(vocabulary: Vocabulary) ->
 def test_many_threads_at_once(vocabulary: Vocabulary) -> None:
     texts = [f"{text} {number}" for number in range(40) for text in TEXTS]
 
-    def there_and_back(text: str) -> str:
+    def round_trip(text: str) -> str:
         return vocabulary.decode(vocabulary.encode(text, add_special=False, parse_special=False))
 
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(there_and_back, texts)) == texts
+        assert list(pool.map(round_trip, texts)) == texts
 
 
 def test_templates_come_from_the_file(tiny: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_templates_come_from_the_file(tiny: Path, tmp_path: Path) -> None:
         assert vocabulary.named_chat_template("other") is None
 
 
-def test_infill_tokens_only_where_all_three_are(vocabulary: Vocabulary) -> None:
+def test_a_model_has_infill_tokens_only_if_it_has_all_three(vocabulary: Vocabulary) -> None:
     assert vocabulary.fim is None
     with Vocabulary.open(tiny_model_path(fim=True)) as with_infill:
         fim = with_infill.fim
@@ -169,7 +169,7 @@ LANGUAGES = {
 
 
 @pytest.fixture(scope="module")
-def words_of_bert(minilm: Path) -> Iterator[Vocabulary]:
+def bert_vocabulary(minilm: Path) -> Iterator[Vocabulary]:
     found = Vocabulary.open(minilm)
     yield found
     found.close()
@@ -178,15 +178,15 @@ def words_of_bert(minilm: Path) -> Iterator[Vocabulary]:
 @pytest.fixture(scope="module")
 def reference(minilm: Path) -> BertWordPieceTokenizer:
     texts = GgufHeader(minilm).get_strings("tokenizer.ggml.tokens")
-    pieces = {_as_bert_writes(text): token for token, text in texts.items()}
+    pieces = {_bert_piece(text): token for token, text in texts.items()}
     names = [AddedToken(name, special=True) for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")]
     found = BertWordPieceTokenizer(pieces, lowercase=True)
     found.add_special_tokens(names)
     return found
 
 
-def _as_bert_writes(piece: str) -> str:
-    """What begins a word as it is, what goes on with two signs in front; GGUF marks the beginnings."""
+def _bert_piece(piece: str) -> str:
+    """GGUF marks the pieces at the start of a word, BERT marks the other ones by `##`."""
     if piece.startswith("\u2581"):
         return piece[1:]
     return piece if piece.startswith("[") and piece.endswith("]") else f"##{piece}"
@@ -195,16 +195,16 @@ def _as_bert_writes(piece: str) -> str:
 @pytest.mark.parametrize("parse_special", [False, True])
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_text_has_the_tokens_of_the_reference(
-    words_of_bert: Vocabulary, reference: BertWordPieceTokenizer, language: str, parse_special: bool
+    bert_vocabulary: Vocabulary, reference: BertWordPieceTokenizer, language: str, parse_special: bool
 ) -> None:
     text = LANGUAGES[language]
     for each in (text, text.upper(), f"{text} {text.lower()}"):
-        found = words_of_bert.encode(each, add_special=True, parse_special=parse_special)
+        found = bert_vocabulary.encode(each, add_special=True, parse_special=parse_special)
         assert found == reference.encode(each).ids
 
 
-def test_control_tokens_between_words(words_of_bert: Vocabulary, reference: BertWordPieceTokenizer) -> None:
+def test_control_tokens_between_words(bert_vocabulary: Vocabulary, reference: BertWordPieceTokenizer) -> None:
     text = "안녕 [SEP] नमस्ते[MASK] 世界[CLS]" + "z" * 200
-    assert words_of_bert.encode(text, add_special=True, parse_special=True) == reference.encode(text).ids
-    text_alone = words_of_bert.encode(text, add_special=False, parse_special=False)
+    assert bert_vocabulary.encode(text, add_special=True, parse_special=True) == reference.encode(text).ids
+    text_alone = bert_vocabulary.encode(text, add_special=False, parse_special=False)
     assert not {101, 102, 103} & set(text_alone)

@@ -1,4 +1,4 @@
-"""From OpenAI's messages to those that templates expect, and to the prompt's text."""
+"""Conversion of OpenAI's messages to those that templates expect, and to the text of the prompt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RENDERED: dict[str, tuple[list[Message], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", RENDERED)
-def test_what_is_rendered(name: str) -> None:
+def test_rendered_conversations(name: str) -> None:
     messages, more, expected = RENDERED[name]
     assert render_chat(TURNS, messages, **more).text == expected
 
@@ -78,7 +78,7 @@ def text(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
-SAID = {"role": "assistant", "content": "x"}
+ANSWER = {"role": "assistant", "content": "x"}
 FOUND = {"role": "tool", "content": "4", "name": "add", "tool_call_id": "1"}
 STRANGE = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
 NULLS = {"role": "assistant", "content": None, "name": None}
@@ -89,8 +89,8 @@ MESSAGES = {
     "text becomes a part where wanted": (user("a"), True, user(text("a"))),
     "absent content is empty text": (NULLS, False, {"role": "assistant", "content": ""}),
     "other fields are passed on": (FOUND, False, FOUND),
-    "no tool calls is no field": ({**SAID, "tool_calls": []}, False, SAID),
-    "strange tool calls are the template's affair": (STRANGE, False, STRANGE),
+    "no tool calls is no field": ({**ANSWER, "tool_calls": []}, False, ANSWER),
+    "strange tool calls are passed on": (STRANGE, False, STRANGE),
 }
 
 
@@ -100,7 +100,7 @@ def test_a_message_as_templates_expect_it(name: str) -> None:
     assert template_messages([dict(message)], as_parts=as_parts) == [expected]
 
 
-def calling(arguments: object) -> dict[str, object]:
+def message_with_call(arguments: object) -> dict[str, object]:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
@@ -124,10 +124,10 @@ def test_other_content_is_refused(content: object) -> None:
     ],
 )
 def test_arguments_of_tool_calls(arguments: object, expected: object) -> None:
-    message = calling(arguments)
+    message = message_with_call(arguments)
     (found,) = template_messages([message])
-    assert found["tool_calls"] == calling(expected)["tool_calls"]
-    assert message == calling(arguments), "the caller's messages stay as they are"
+    assert found["tool_calls"] == message_with_call(expected)["tool_calls"]
+    assert message == message_with_call(arguments), "the caller's messages stay as they are"
 
 
 def test_prefix_suffix_middle() -> None:

@@ -1,4 +1,4 @@
-"""Templates use what real ones use; hostile ones end with an error instead of the server's end."""
+"""Chat templates: constructs of real ones, and hostile ones, which end with an error of the request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def template(source: str) -> ChatTemplate:
 
 
 def render(source: str, **arguments: object) -> str:
-    """Of one message by a user, with these further variables."""
+    """Render one message of a user, with further variables."""
     return template(source).render([USER], extra=arguments)
 
 
@@ -114,7 +114,7 @@ def test_unsafe_access(source: str) -> None:
     assert messages == [USER]
 
 
-def test_work_without_end_is_not_tried_to_its_end_when_a_model_is_loaded() -> None:
+def test_loading_does_not_finish_endless_work_of_a_template() -> None:
     slow = template("{% for i in range(50_000) %}{% endfor %}{{ messages[0].content }}")
     assert slow.shape.system is SystemPlace.NOWHERE
     assert slow.render([USER]) == USER["content"]
@@ -153,7 +153,7 @@ def test_endless_work(source: str) -> None:
     ],
 )
 def test_size_bomb(source: str) -> None:
-    """Not in the renderings by which a loaded template is probed: they have no text."""
+    """The bombs need `text`, which the probes of a loaded template do not have."""
     with pytest.raises(TemplateFailed, match=f"grows beyond {MAX_CHARS}"):
         render("{% if text %}" + source + "{% endif %}", text="x" * 2000)
 
@@ -166,7 +166,7 @@ def test_other_bombs(source: str) -> None:
         render(source)
 
 
-def test_bomb_that_is_a_constant_does_not_go_off_at_compile_time() -> None:
+def test_a_bomb_in_a_constant_is_not_evaluated_at_compile_time() -> None:
     with pytest.raises((StartupError, TemplateFailed)):
         render("{{ 'a' | center(99999999999) }}")
 

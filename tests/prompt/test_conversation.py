@@ -1,5 +1,5 @@
-"""What an API allows, every template shows: results with their calls, messages of the system and turns
-wherever they stand, and whatever a server has answered."""
+"""Conversations of any form in every template: results beside their calls, system messages and turns at any
+place, and earlier answers of the server."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ TOOLS = [{"type": "function", "function": FUNCTION}]
 USER: Message = {"role": "user", "content": "hi"}
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
 VARIABLES = {"functions": json.dumps([FUNCTION]), "datetime": "noon"}
-"""What Firefunction's template demands of its callers."""
+"""Variables that the template of Firefunction requires."""
 
 
-def said(role: str, content: object, **fields: object) -> dict[str, Any]:
+def message(role: str, content: object, **fields: object) -> dict[str, Any]:
     return {"role": role, "content": content, **fields}
 
 
-def calling(
+def call_message(
     *ids: str, content: str | None = None, arguments: object = '{"a": 1}', name: str = "f"
 ) -> dict[str, Any]:
     calls = [{"id": i, "type": "function", "function": {"name": name, "arguments": arguments}} for i in ids]
-    return said("assistant", content, tool_calls=calls)
+    return message("assistant", content, tool_calls=calls)
 
 
 def result(of: str, text: str) -> dict[str, Any]:
-    return said("tool", text, tool_call_id=of)
+    return message("tool", text, tool_call_id=of)
 
 
 def short(messages: Sequence[Message]) -> list[str]:
-    """Thoughts in brackets; initials of roles, ids of calls or of a named function's result; then texts."""
+    """Summarise messages: thoughts in brackets, initials of roles or ids of calls and results, texts."""
     found = []
     for message in messages:
-        who = str(message["role"])[0].upper()
+        label = str(message["role"])[0].upper()
         if message["role"] == "tool":
-            who = f"{message.get('name', '')}.{message['tool_call_id']} ="
+            label = f"{message.get('name', '')}.{message['tool_call_id']} ="
         elif calls := message.get("tool_calls"):
-            who = " ".join(["calls", *(call["id"] for call in calls)])  # type: ignore[attr-defined]
+            label = " ".join(["calls", *(call["id"] for call in calls)])  # type: ignore[attr-defined]
         thoughts = f"({message['reasoning_content']}) " if "reasoning_content" in message else ""
-        found.append(f"{thoughts}{who} {message['content'] or ''}".replace("\n\n", "|").rstrip())
+        found.append(f"{thoughts}{label} {message['content'] or ''}".replace("\n\n", "|").rstrip())
     return found
 
 
@@ -69,25 +69,26 @@ def prompts(name: str) -> ChatPrompts:
 def rendered(
     name: str, messages: Sequence[Message], tools: Sequence[Message] = TOOLS, variables: Any = VARIABLES
 ) -> str:
-    asked = Conversation(messages=messages, tools=tools, variables=variables, finds_boundaries=False)
-    return FakeTokenizer().decode(prompts(name).prompt(asked).tokens, special=True)
+    conversation = Conversation(messages=messages, tools=tools, variables=variables, finds_boundaries=False)
+    return FakeTokenizer().decode(prompts(name).prompt(conversation).tokens, special=True)
 
 
-LATER = said("user", "and?")
+LATER = message("user", "and?")
 SAME = [result("c", "same")] * 3
 BOUND: dict[str, tuple[list[Message], list[str]]] = {
     "behind their calls, in the calls' order": (
-        [USER, calling("x", "y"), result("y", "2"), LATER, result("x", "1")],
+        [USER, call_message("x", "y"), result("y", "2"), LATER, result("x", "1")],
         ["U hi", "calls x y", "f.x = 1", "f.y = 2", "U and?"]),
     "equal ids and results are each taken once": (
-        [calling("c", "c", "c"), *SAME], ["calls c c-2 c-3", "f.c = same", "f.c-2 = same", "f.c-3 = same"]),
+        [call_message("c", "c", "c"), *SAME],
+        ["calls c c-2 c-3", "f.c = same", "f.c-2 = same", "f.c-3 = same"]),
     "an id that repeats means the latest call": (
-        [calling("c"), calling("c"), result("c", "2"), USER, calling("c"), result("c", "3")],
+        [call_message("c"), call_message("c"), result("c", "2"), USER, call_message("c"), result("c", "3")],
         ["calls c", "calls c-2", "f.c-2 = 2", "U hi", "calls c-3", "f.c-3 = 3"]),
     "a result without an id is the next call's": (
-        [calling("x", "y"), result("", "1"), result("y", "2")], ["calls x y", "f.x = 1", "f.y = 2"]),
+        [call_message("x", "y"), result("", "1"), result("y", "2")], ["calls x y", "f.x = 1", "f.y = 2"]),
     "a call without a result beside others says so": (
-        [calling("x", "y"), result("y", "2")], ["calls x y", "f.x = There is no result.", "f.y = 2"]),
+        [call_message("x", "y"), result("y", "2")], ["calls x y", "f.x = There is no result.", "f.y = 2"]),
 }  # fmt: skip
 
 
@@ -97,28 +98,30 @@ def test_results_are_bound_to_calls(name: str) -> None:
     assert short([placed.message for placed in with_bound_results(messages)]) == expected
 
 
-def test_a_result_whose_call_is_gone_or_answered_is_told_in_words() -> None:
-    placed = with_bound_results([result("gone", "1"), calling("x"), result("x", "2"), result("x", "3")])
+def test_a_result_without_an_open_call_becomes_text() -> None:
+    placed = with_bound_results([result("gone", "1"), call_message("x"), result("x", "2"), result("x", "3")])
     assert [each.place for each in placed] == [0, 1, 2, 3]
     assert [each.is_stray for each in placed] == [True, False, False, True]
-    assert placed[0].message == said("user", "Results of the functions:\n1")
+    assert placed[0].message == message("user", "Results of the functions:\n1")
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def told(
+def adapt(
     *messages: Message, form: Any = HERMES, shows_thoughts: bool = False, **shape: object
 ) -> list[Message]:
-    taken = TemplateShape(**{"calls": CallShape(), **shape})  # type: ignore[arg-type]
-    return adapted(messages, (), taken, form, shows_thoughts=shows_thoughts)[0]
+    template_shape = TemplateShape(**{"calls": CallShape(), **shape})  # type: ignore[arg-type]
+    return adapted(messages, (), template_shape, form, shows_thoughts=shows_thoughts)[0]
 
 
-ALTERNATING = [said("assistant", "a"), USER, USER, said("assistant", "b"), said("assistant", "c"), USER]
-LOOK = {**calling("x", "y", content="Look:"), "reasoning_content": "Hm."}
+ALTERNATING = [
+    *(message("assistant", "a"), USER, USER, message("assistant", "b"), message("assistant", "c"), USER),
+]
+LOOK = {**call_message("x", "y", content="Look:"), "reasoning_content": "Hm."}
 ONE, TWO = result("x", "1"), result("y", "2")
-STEPS = [USER, calling("x"), ONE, calling("y"), TWO, LATER]
-EMPTY = [USER, said("assistant", ""), USER, said("assistant", "", reasoning_content="Hm."), USER]
+STEPS = [USER, call_message("x"), ONE, call_message("y"), TWO, LATER]
+EMPTY = [USER, message("assistant", ""), USER, message("assistant", "", reasoning_content="Hm."), USER]
 ADAPTED: dict[str, tuple[list[Message], dict[str, object], list[str]]] = {
     "turns that must alternate do": (
         ALTERNATING, {"alternates": True}, ["U ...", "A a", "U hi|hi", "A b|c", "U hi"]),
@@ -145,7 +148,7 @@ ADAPTED: dict[str, tuple[list[Message], dict[str, object], list[str]]] = {
 @pytest.mark.parametrize("name", ADAPTED)
 def test_messages_as_a_template_takes_them(name: str) -> None:
     messages, shape, expected = ADAPTED[name]
-    assert short(told(*messages, **shape)) == expected  # type: ignore[arg-type]
+    assert short(adapt(*messages, **shape)) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -157,20 +160,20 @@ def test_messages_as_a_template_takes_them(name: str) -> None:
         (SystemPlace.NOWHERE, ["U s|t|hi"], ["U hi|s", "A ho", "U t|so"], "U t"),
     ],
 )
-def test_where_systems_messages_go(place: SystemPlace, first: list[str], later: list[str], last: str) -> None:
-    developer, system, answer = said("developer", "s"), said("system", "t"), said("assistant", "ho")
-    assert short(told(developer, system, USER, system=place)) == first
-    assert short(told(USER, developer, answer, system, said("user", "so"), system=place)) == later
-    assert short(told(USER, answer, system, system=place))[-1] == last
+def test_places_of_system_messages(place: SystemPlace, first: list[str], later: list[str], last: str) -> None:
+    developer, system, answer = message("developer", "s"), message("system", "t"), message("assistant", "ho")
+    assert short(adapt(developer, system, USER, system=place)) == first
+    assert short(adapt(USER, developer, answer, system, message("user", "so"), system=place)) == later
+    assert short(adapt(USER, answer, system, system=place))[-1] == last
 
 
 def test_ids_have_the_familys_shape() -> None:
-    messages = [USER, calling("x", "y"), result("x", "1"), result("y", "2")]
-    _, calls, *results = told(*messages, form=MISTRAL)
+    messages = [USER, call_message("x", "y"), result("x", "1"), result("y", "2")]
+    _, calls, *results = adapt(*messages, form=MISTRAL)
     ids = [call["id"] for call in calls["tool_calls"]]  # type: ignore[attr-defined]
     assert ids == [each["tool_call_id"] for each in results]
     assert all(re.fullmatch(r"[A-Za-z0-9]{9}", each) for each in ids)
-    _, calls, *results = told(*messages, form=TOOL_FORMATS["kimi"])
+    _, calls, *results = adapt(*messages, form=TOOL_FORMATS["kimi"])
     assert [each["tool_call_id"] for each in results] == ["functions.f:0", "functions.f:1"]
 
 
@@ -178,17 +181,17 @@ def with_tools(*messages: Message, form: Any = HERMES, **shape: object) -> tuple
     return adapted(messages, TOOLS, TemplateShape(**shape), form)  # type: ignore[arg-type]
 
 
-def test_the_tools_stand_in_a_system_message_of_their_own_or_at_the_end_of_the_one_that_is_there() -> None:
+def test_tools_stand_in_a_new_system_message_or_at_the_end_of_an_existing_one() -> None:
     (first, second), tools = with_tools(USER, system=SystemPlace.FIRST)
     assert (second, tools, first["role"]) == (USER, (), "system")
     assert json.dumps(FUNCTION) in str(first["content"])
     assert '<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}' in str(first["content"])
-    brief = said("developer", [{"type": "text", "text": "Be brief."}])
+    brief = message("developer", [{"type": "text", "text": "Be brief."}])
     (first, _), _ = with_tools(brief, USER, system=SystemPlace.FIRST)
     assert str(first["content"]).startswith("Be brief.\n\nYou can call")
 
 
-def test_tools_stand_in_the_users_message_where_there_is_no_other_or_in_a_field_of_the_systems() -> None:
+def test_tools_stand_in_the_only_message_or_in_a_field_of_the_system_message() -> None:
     (message,), tools = with_tools(USER, form=GENERIC)
     assert re.fullmatch(r"U You can call these functions:.*\|hi", *short([message]), re.DOTALL)
     assert tools == ()
@@ -196,45 +199,45 @@ def test_tools_stand_in_the_users_message_where_there_is_no_other_or_in_a_field_
     assert (system["tools"], tools) == (json.dumps([FUNCTION]), ())
 
 
-def test_what_shows_tools_in_an_unknown_form_is_told_in_words_all_the_same() -> None:
+def test_tools_and_calls_become_text_if_the_form_of_a_template_is_unknown() -> None:
     shape = {"shows_tools": True, "calls": CallShape(), "system": SystemPlace.FIRST}
-    messages, tools = with_tools(USER, calling("x"), result("x", "1"), form=GENERIC, **shape)
+    messages, tools = with_tools(USER, call_message("x"), result("x", "1"), form=GENERIC, **shape)
     assert tools == ()
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
 
 
-def turns_of(rng: random.Random, words: Any) -> list[dict[str, Any]]:
-    """What any client may send, with a word of its own in each text."""
-    messages = [said(rng.choice(["system", "developer"]), next(words)) for _ in range(rng.randrange(3))]
-    messages += [said("assistant", next(words))] * (rng.random() < 0.1)
+def random_conversation(rng: random.Random, words: Any) -> list[dict[str, Any]]:
+    """Make a random conversation, with a word of its own in each text."""
+    messages = [message(rng.choice(["system", "developer"]), next(words)) for _ in range(rng.randrange(3))]
+    messages += [message("assistant", next(words))] * (rng.random() < 0.1)
     for _ in range(rng.randrange(1, 4)):
-        messages += [said("user", next(words)) for _ in range(rng.choice([1, 1, 1, 2]))]
-        messages += [said("system", next(words))] * (rng.random() < 0.2)
+        messages += [message("user", next(words)) for _ in range(rng.choice([1, 1, 1, 2]))]
+        messages += [message("system", next(words))] * (rng.random() < 0.2)
         for _ in range(rng.randrange(3)):
-            messages += called(rng, words)
+            messages += random_calls(rng, words)
         if rng.random() < 0.7:
             text = rng.choice([next(words), next(words), ""])
             thoughts = {"reasoning_content": "Hm."} if rng.random() < 0.3 else {}
-            messages.append(said("assistant", text, **thoughts))
+            messages.append(message("assistant", text, **thoughts))
     if messages[-1]["role"] == "assistant":
-        messages.append(said("user", next(words)))
+        messages.append(message("user", next(words)))
     return messages
 
 
-def called(rng: random.Random, words: Any) -> list[dict[str, Any]]:
+def random_calls(rng: random.Random, words: Any) -> list[dict[str, Any]]:
     ids = rng.choice([["a"], ["b", "c"], ["d", "e", "f"], ["c", "c"]])
     arguments = rng.choice(['{"a": "ö"}', "", " \n", "null", '{"a": "cut', "[1]", '{"deep": {"x": [1]}}'])
-    message = calling(*ids, arguments=arguments, content=rng.choice([None, "", next(words)]))
+    message = call_message(*ids, arguments=arguments, content=rng.choice([None, "", next(words)]))
     results = [result(each, next(words)) for each in ids[: rng.choice([0, len(ids), len(ids), 1])]]
     rng.shuffle(results)
     return [message, *results]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_template_shows_all_that_clients_send(name: str) -> None:
+def test_every_template_shows_all_texts_of_a_conversation(name: str) -> None:
     rng = random.Random(7)
     for _ in range(12):
-        messages = turns_of(rng, (f"word{number:04d}" for number in range(1000)))
+        messages = random_conversation(rng, (f"word{number:04d}" for number in range(1000)))
         text = rendered(name, messages)
         for word in (message["content"] for message in messages if message["content"]):
             assert text.count(word) == 1, (word, text)
@@ -243,7 +246,7 @@ def test_every_template_shows_all_that_clients_send(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_template_shows_tools_and_calls_with_results_in_the_order_of_their_calls(name: str) -> None:
-    call = calling("call_x", "call_y", arguments='{"city": "R\\u00f6me"}', name="climate")
+    call = call_message("call_x", "call_y", arguments='{"city": "R\\u00f6me"}', name="climate")
     tools = [{"type": "function", "function": {**FUNCTION, "name": "climate", "description": "needle"}}]
     variables = {**VARIABLES, "functions": json.dumps([tools[0]["function"]])}
     messages = [USER, call, result("call_y", "sunny"), result("call_x", "mild")]
@@ -252,33 +255,35 @@ def test_every_template_shows_tools_and_calls_with_results_in_the_order_of_their
     assert all(word in text for word in ("needle", "climate", "Röme"))
 
 
-def test_what_trying_has_missed_is_seen_in_the_text() -> None:
+def test_texts_that_a_template_loses_are_missed_in_the_prompt() -> None:
     """This template loses all but the last six turns, of which it shows the calls as well."""
     source = (
         "{% for m in messages[-6:] %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
         "{{ c.function.name }}{{ c.function.arguments }}{% endfor %}{% endfor %}"
     )
     tokenizer = FakeTokenizer(adds_bos=False)
-    made = ChatPrompts(ChatTemplate(source, bos_text="", eos_text=""), tokenizer, HERMES, ControlNames(()))
-    asked = Conversation(messages=[said("user", f"word{number}") for number in range(9)])
-    text = tokenizer.decode(made.prompt(asked).tokens)
+    chat_prompts = ChatPrompts(
+        ChatTemplate(source, bos_text="", eos_text=""), tokenizer, HERMES, ControlNames(())
+    )
+    conversation = Conversation(messages=[message("user", f"word{number}") for number in range(9)])
+    text = tokenizer.decode(chat_prompts.prompt(conversation).tokens)
     assert all(f"word{number}" in text for number in range(9))
 
 
-def test_what_a_template_knows_is_tried_out() -> None:
+def test_the_shape_of_a_template_is_probed() -> None:
     def shape(source: str) -> TemplateShape:
         return ChatTemplate(source, bos_text="", eos_text="").shape
 
     plain = shape("{% for m in messages %}{{ m.content }}{% endfor %}")
     assert (plain.shows_tools, plain.calls, plain.system) == (False, None, SystemPlace.ANYWHERE)
-    knowing = shape(
+    with_tools_and_calls = shape(
         "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}"
         "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}"
     )
-    assert (knowing.shows_tools, knowing.calls) == (True, CallShape())
+    assert (with_tools_and_calls.shows_tools, with_tools_and_calls.calls) == (True, CallShape())
 
 
-def test_what_real_templates_take() -> None:
+def test_shapes_of_real_templates() -> None:
     expected = {
         "Qwen3.5-4B": (SystemPlace.FIRST, False, True),
         "Qwen-Qwen3-0.6B": (SystemPlace.ANYWHERE, False, True),
@@ -289,9 +294,9 @@ def test_what_real_templates_take() -> None:
         "openai-gpt-oss-120b": (SystemPlace.FIRST, False, True),
         "HuggingFaceTB-SmolLM3-3B": (SystemPlace.FIRST, False, True),
     }
-    for name, shape in expected.items():
+    for name, takes in expected.items():
         found = template(name).shape
-        assert (found.system, found.alternates, found.takes_empty) == shape, name
+        assert (found.system, found.alternates, found.takes_empty) == takes, name
 
 
 BARE = {"type": "object"}
@@ -309,21 +314,23 @@ ODD = {"type": "object", "properties": {"a": {"type": ["string", "null"], "enum"
         ("Apertus-8B-Instruct", ODD),
     ],
 )
-def test_tools_that_a_template_rejects_or_loses_are_told_in_words(name: str, parameters: Any) -> None:
+def test_tools_that_a_template_rejects_or_loses_become_text(name: str, parameters: Any) -> None:
     tools = [{"type": "function", "function": {"name": "n33dle", "parameters": parameters}}]
-    text = rendered(name, [USER, calling("c"), result("c", "mild"), LATER], tools)
+    text = rendered(name, [USER, call_message("c"), result("c", "mild"), LATER], tools)
     assert all(word in text for word in ("n33dle", "mild", "and?"))
 
 
-def test_a_template_that_shows_no_tools_of_a_kind_has_them_in_words() -> None:
+def test_tools_of_a_kind_that_a_template_does_not_show_become_text() -> None:
     source = (
         "{% for t in tools or [] if t.function.parameters.properties %}{{ t.function.name }}{% endfor %}"
         "{% for m in messages %}{{ m.content }}{% endfor %}"
     )
     tokenizer = FakeTokenizer(adds_bos=False)
-    made = ChatPrompts(ChatTemplate(source, bos_text="", eos_text=""), tokenizer, HERMES, ControlNames(()))
+    chat_prompts = ChatPrompts(
+        ChatTemplate(source, bos_text="", eos_text=""), tokenizer, HERMES, ControlNames(())
+    )
     tools = [{"type": "function", "function": {"name": "n33dle", "parameters": BARE}}]
-    text = tokenizer.decode(made.prompt(Conversation(messages=[USER], tools=tools)).tokens)
+    text = tokenizer.decode(chat_prompts.prompt(Conversation(messages=[USER], tools=tools)).tokens)
     assert "n33dle" in text
     assert "<tool_call>" in text
 
@@ -331,7 +338,7 @@ def test_a_template_that_shows_no_tools_of_a_kind_has_them_in_words() -> None:
 @pytest.mark.parametrize("mark", ["<|channel|>", "<|channel|>analysis<|message|>x<|end|>", "a<|start|>b"])
 @pytest.mark.parametrize("place", ["content", "reasoning_content"])
 def test_marks_that_a_template_rejects_in_an_answer_are_text(mark: str, place: str) -> None:
-    messages = [USER, {**said("assistant", "well"), place: f"so {mark} then"}, LATER]
+    messages = [USER, {**message("assistant", "well"), place: f"so {mark} then"}, LATER]
     text = rendered("openai-gpt-oss-120b", messages)
     assert "and?" in text
     assert (f"so {mark} then" in text) is (place == "content")

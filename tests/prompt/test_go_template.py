@@ -1,4 +1,4 @@
-"""Ollama's templates: what they write, and what is refused."""
+"""Ollama's templates: prompts that they write, and templates that are refused."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ GEMMA = """{{- range $i, $_ := .Messages }}{{- $last := eq (len (slice $.Message
 {{ end }}{{- end }}{{- end }}"""
 
 
-def written(template: str, *said: tuple[str, str], suffix: str = "") -> str:
-    messages = [{"role": role, "content": text} for role, text in said]
+def render(template: str, *turns: tuple[str, str], suffix: str = "") -> str:
+    messages = [{"role": role, "content": text} for role, text in turns]
     return GoTemplate(template, "template").prompt(messages, suffix)
 
 
 def test_a_template_of_one_turn_writes_each_and_ends_where_the_answer_begins() -> None:
-    said = ("system", "S"), ("user", "one"), ("assistant", "two"), ("user", "three")
-    assert written(CHATML, *said) == (
+    turns = ("system", "S"), ("user", "one"), ("assistant", "two"), ("user", "three")
+    assert render(CHATML, *turns) == (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n"
         "<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert written(CHATML, *said[1:3]).endswith("<|im_start|>assistant\ntwo")
+    assert render(CHATML, *turns[1:3]).endswith("<|im_start|>assistant\ntwo")
 
 
 def test_a_template_of_messages_has_them_all() -> None:
-    assert written(GEMMA, ("system", "S"), ("user", "one"), ("assistant", "two"), ("user", "three")) == (
+    assert render(GEMMA, ("system", "S"), ("user", "one"), ("assistant", "two"), ("user", "three")) == (
         "<start_of_turn>user\nS<end_of_turn>\n<start_of_turn>user\none<end_of_turn>\n"
         "<start_of_turn>model\ntwo<end_of_turn>\n<start_of_turn>user\nthree<end_of_turn>\n<start_of_turn>model\n"
     )
@@ -65,7 +65,7 @@ def test_a_template_of_messages_has_them_all() -> None:
     ],
 )
 def test_the_language(template: str, expected: str) -> None:
-    assert written(template, ("user", "hi"), suffix="z") == expected
+    assert render(template, ("user", "hi"), suffix="z") == expected
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_the_language(template: str, expected: str) -> None:
         ("x" * 70_000, "longer"),
     ],
 )
-def test_what_is_refused(template: str, why: str) -> None:
+def test_invalid_templates_are_refused(template: str, why: str) -> None:
     with pytest.raises(InvalidRequest, match="Invalid template") as refused:
-        written(template, ("user", "hi"))
+        render(template, ("user", "hi"))
     assert (why in str(refused.value), refused.value.param) == (True, "template")
 
 
@@ -109,22 +109,22 @@ def test_what_is_refused(template: str, why: str) -> None:
         "{{$x := .Prompt}}" + "{{if eq $x $x $x $x $x $x $x $x}}{{end}}" * 1600,
     ],
 )
-def test_what_a_template_makes_is_bounded(template: str) -> None:
+def test_the_output_of_a_template_is_bounded(template: str) -> None:
     messages = [{"role": role, "content": "y" * 4096} for role in ("user", "assistant") * 20]
     with pytest.raises(InvalidRequest, match=r"characters|too long"):
         GoTemplate(template, "template").prompt(messages, most_chars=100_000)
 
 
-def test_a_number_is_no_program() -> None:
+def test_a_long_number_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="a number is too long"):
         GoTemplate("{{" + "9" * 60_000 + "}}", "template")
 
 
-def test_a_hostile_conversation_takes_no_longer() -> None:
+def test_a_very_long_conversation_is_rendered_or_refused() -> None:
     many = [("user", "a" * 50)] * 200_000
-    assert len(written(CHATML, *many)) > 10_000_000
+    assert len(render(CHATML, *many)) > 10_000_000
     with pytest.raises(InvalidRequest, match="too long"):
-        written(CHATML, *[("user", "a"), ("assistant", "b")] * 50_000)
+        render(CHATML, *[("user", "a"), ("assistant", "b")] * 50_000)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +135,6 @@ def test_a_hostile_conversation_takes_no_longer() -> None:
         "{{ (" + "." * 60_000,
     ],
 )
-def test_what_is_meant_to_take_long_does_not(template: str) -> None:
+def test_hostile_templates_are_refused(template: str) -> None:
     with pytest.raises(InvalidRequest):
-        written(template, *[("user", "a"), ("assistant", "b")] * 100)
+        render(template, *[("user", "a"), ("assistant", "b")] * 100)

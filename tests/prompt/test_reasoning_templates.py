@@ -1,4 +1,4 @@
-"""What the chat templates of well-known models tell about their thoughts."""
+"""Thoughts in the chat templates of well-known models: marks, fields of messages, and stages."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rendered(name: str, *messages: Message, on: bool | None = None, **extra: obj
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_template_tells_the_marks_and_where_the_output_begins(name: str) -> None:
+def test_the_marks_and_the_first_stage_are_read_from_the_template(name: str) -> None:
     form, echo, stages = FAMILIES[name]
     found = reasoning(name)
     assert found.form.name == form
@@ -71,13 +71,13 @@ GRANITE, MINISTRAL = "ibm-granite-granite-3.3-2B-Instruct", "mistralai-Ministral
 
 
 @pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "GLM-4.6", MINISTRAL, GRANITE])
-def test_whether_the_model_surely_thinks(name: str) -> None:
+def test_prompts_that_require_thoughts(name: str) -> None:
     found = reasoning(name)
     assert found.wants_thoughts(rendered(name).text) is (name != GRANITE)
     assert found.wants_thoughts(rendered(name, on=True).text)
 
 
-SAID = {"role": "assistant", "content": "Yes.", "reasoning_content": "So be it."}
+ANSWER = {"role": "assistant", "content": "Yes.", "reasoning_content": "So be it."}
 SHOWN = {
     "Qwen-Qwen3-0.6B": "<think>\nSo be it.\n</think>\n\nYes.",
     "GLM-4.6": "<think>So be it.</think>\nYes.",
@@ -89,27 +89,29 @@ SHOWN = {
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_echoed_thoughts_are_shown_as_the_template_shows_them(name: str) -> None:
-    """They are shown before the next user's turn; many templates leave them out after that."""
-    found = render_chat(template(name), [USER, SAID], add_generation_prompt=False, reasoning=reasoning(name))
+    """Thoughts are shown before the next turn of the user. Many templates leave them out after it."""
+    found = render_chat(
+        template(name), [USER, ANSWER], add_generation_prompt=False, reasoning=reasoning(name)
+    )
     assert SHOWN[name] in found.text
 
 
 @pytest.mark.parametrize("name", ["llama-cpp-deepseek-r1", "HuggingFaceTB-SmolLM3-3B", "openai-gpt-oss-120b"])
 def test_thoughts_that_a_template_does_not_show_are_left_out(name: str) -> None:
-    text = rendered(name, USER, SAID, USER).text
+    text = rendered(name, USER, ANSWER, USER).text
     assert ("Yes." in text, "So be it." in text) == (True, False)
 
 
 def test_harmony_shows_thoughts_before_a_call_though_there_is_content_too() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    said = {"role": "assistant", "content": "Well.", "reasoning_content": "Hm.", "tool_calls": [call]}
+    answer = {"role": "assistant", "content": "Well.", "reasoning_content": "Hm.", "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "1", "content": "3"}
-    text = rendered("openai-gpt-oss-120b", USER, said, result).text
+    text = rendered("openai-gpt-oss-120b", USER, answer, result).text
     assert "analysis<|message|>Hm.\n\nWell.<|end|>" in text
 
 
 @pytest.mark.parametrize(
-    ("name", "begun", "end", "stage"),
+    ("name", "prefill", "end", "stage"),
     [
         ("Qwen3.5-4B", {"content": "Yes"}, "<think>\n\n</think>\n\nYes", BEHIND),
         ("Qwen3.5-4B", {"reasoning_content": "Hm"}, "<think>\nHm", WITHIN),
@@ -120,8 +122,10 @@ def test_harmony_shows_thoughts_before_a_call_though_there_is_content_too() -> N
         ("Qwen-Qwen3-0.6B", {"content": ""}, "assistant\n", BEFORE),
     ],
 )
-def test_a_begun_answer_goes_on(name: str, begun: dict[str, str], end: str, stage: ThinkingStage) -> None:
-    text = rendered(name, USER, {"role": "assistant", **begun})
+def test_a_prefilled_answer_is_continued(
+    name: str, prefill: dict[str, str], end: str, stage: ThinkingStage
+) -> None:
+    text = rendered(name, USER, {"role": "assistant", **prefill})
     assert text.text.endswith(end)
     assert text.stage is stage
 

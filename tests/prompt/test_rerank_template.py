@@ -1,4 +1,4 @@
-"""Templates that ask whether a document fits a query."""
+"""Templates of prompts that let a model judge whether a document fits a query."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chat(source: str) -> ChatTemplate:
     return ChatTemplate(source, bos_text="", eos_text="")
 
 
-def test_the_files_own_template_goes_first_or_a_chat_template_that_asks_yes_or_no() -> None:
+def test_the_files_own_template_is_used_or_a_chat_template_with_yes_or_no() -> None:
     found = rerank_template(QWEN3, chat(JINJA))
     assert found is not None
     assert found.render("a {document} b", "c {query}").split("<|im_start|>user\n")[1] == (
@@ -44,5 +44,5 @@ def test_the_files_own_template_goes_first_or_a_chat_template_that_asks_yes_or_n
         (None, "Say yes or no. {{ messages[0].content }}"),
     ],
 )
-def test_others_are_none(own: str | None, source: str | None) -> None:
+def test_other_templates_are_not_for_reranking(own: str | None, source: str | None) -> None:
     assert rerank_template(own, chat(source) if source is not None else None) is None

@@ -1,7 +1,7 @@
 """Ten conversations in every chat template that the vendored llama.cpp ships.
 
 `shipped_templates.txt` records facts of each template and the turn with two calls that it rendered; the page
-docs/templates.md is made from them. Where the templates are, all is rendered again. New templates:
+docs/templates.md is made from them. A slow test renders all templates again. New templates:
 `pytest --inline-snapshot=fix tests/prompt/test_shipped_templates.py`.
 """
 
@@ -26,11 +26,11 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, CallArguments, C
 from openai_cpu_server.prompt.tool_formats.patterns import regex_of
 from scripts.manual.table import table
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.prompt.test_conversation import result, said
+from tests.prompt.test_conversation import message, result
 from tests.prompt.test_tool_formats import cut
 
 FOLDERS = [*Path.home().glob(".cache/openai-cpu-server/wheels/*/templates")]
-"""Where `scripts/bootstrap` has left them beside its wheel."""
+"""Folders of templates that `scripts/bootstrap` has left beside its wheel."""
 RECORD = Path(__file__).parent / "shipped_templates.txt"
 Json = dict[str, Any]
 
@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     form: str
     reasoning: str
     calls: str
-    """How earlier calls are shown: by the `template`, `one by one`, or in `words`."""
+    """Form of earlier calls: by the `template`, `one by one`, or in `words`."""
     thoughts: str
     """Turns whose thoughts are shown: `calls` since the last question, and `earlier` ones."""
     num_rendered: int
@@ -63,35 +63,38 @@ TAGS = {"type": "array", "items": {"type": "object"}}
 TOOLS = [tool("weather", city={"type": "string"}, days={"type": "integer"}, tags=TAGS), tool("now")]
 CITY = {"city": "Rome & <b>", "days": 3, "tags": [{"a": "it's", "b": [True, 1.5]}]}
 CALLS = [("weather", CITY), ("now", {})]
-SYSTEM, ASK, AND = said("system", "needle-s"), said("user", "needle-q"), said("user", "needle-u")
+SYSTEM = message("system", "needle-s")
+QUESTION, FOLLOW_UP = message("user", "needle-q"), message("user", "needle-u")
 ONE, TWO = result("000000000", "needle-r0"), result("000000001", "needle-r1")
 
 
-def called(number: int, **fields: object) -> Json:
+def call_message(number: int, **fields: object) -> Json:
     calls = [
         {"id": f"00000000{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(args)}}
         for i, (name, args) in enumerate(CALLS[:number])
     ]
-    return said("assistant", "", tool_calls=calls, **fields)
+    return message("assistant", "", tool_calls=calls, **fields)
 
 
-HM, OH = called(1, reasoning_content="needle-t"), said("assistant", "needle-a", reasoning_content="needle-o")
-ANSWER = said("assistant", "needle-a")
+CALL_WITH_THOUGHTS = call_message(1, reasoning_content="needle-t")
+ANSWER_WITH_THOUGHTS = message("assistant", "needle-a", reasoning_content="needle-o")
+ANSWER = message("assistant", "needle-a")
+TURNS = [QUESTION, call_message(2), ONE, TWO, ANSWER, FOLLOW_UP]
 CONVERSATIONS: dict[str, tuple[Sequence[Message], Sequence[Json], Json]] = {
-    "a system message": ([SYSTEM, ASK], [], {}),
-    "several turns": ([SYSTEM, ASK, ANSWER, AND], [], {}),
-    "definitions of tools": ([SYSTEM, ASK], TOOLS, {}),
-    "one call": ([SYSTEM, ASK, called(1), ONE], TOOLS, {}),
-    "two parallel calls": ([ASK, called(2), ONE, TWO], TOOLS, {}),
-    "results and another question": ([SYSTEM, ASK, called(2), ONE, TWO, ANSWER, AND], TOOLS, {}),
-    "thoughts": ([ASK, HM, ONE, OH, AND], TOOLS, {}),
-    "a call is required": ([SYSTEM, ASK], TOOLS, {"tool_choice": "required"}),
-    "no system message": ([ASK, ANSWER, AND], [], {}),
-    "a long one": ([SYSTEM, *[ASK, called(2), ONE, TWO, ANSWER, AND, ANSWER] * 12, AND], TOOLS, {}),
+    "a system message": ([SYSTEM, QUESTION], [], {}),
+    "several turns": ([SYSTEM, QUESTION, ANSWER, FOLLOW_UP], [], {}),
+    "definitions of tools": ([SYSTEM, QUESTION], TOOLS, {}),
+    "one call": ([SYSTEM, QUESTION, call_message(1), ONE], TOOLS, {}),
+    "two parallel calls": ([QUESTION, call_message(2), ONE, TWO], TOOLS, {}),
+    "results and another question": ([SYSTEM, *TURNS], TOOLS, {}),
+    "thoughts": ([QUESTION, CALL_WITH_THOUGHTS, ONE, ANSWER_WITH_THOUGHTS, FOLLOW_UP], TOOLS, {}),
+    "a call is required": ([SYSTEM, QUESTION], TOOLS, {"tool_choice": "required"}),
+    "no system message": ([QUESTION, ANSWER, FOLLOW_UP], [], {}),
+    "a long one": ([SYSTEM, *[*TURNS, ANSWER] * 12, FOLLOW_UP], TOOLS, {}),
 }
 
 
-class Shipped:
+class ShippedTemplate:
     def __init__(self, path: Path) -> None:
         self.name = path.stem
         self.template = ChatTemplate(path.read_text(), bos_text="<s>", eos_text="</s>")
@@ -102,8 +105,10 @@ class Shipped:
         self._prompts = ChatPrompts(self.template, tokenizer, self.form, names, self.reasoning)
 
     def rendered(self, messages: Sequence[Message], tools: Sequence[Json] = (), **variables: object) -> str:
-        asked = Conversation(messages=messages, tools=tools, variables=variables, finds_boundaries=False)
-        return FakeTokenizer().decode(self._prompts.prompt(asked).tokens, special=True)
+        conversation = Conversation(
+            messages=messages, tools=tools, variables=variables, finds_boundaries=False
+        )
+        return FakeTokenizer().decode(self._prompts.prompt(conversation).tokens, special=True)
 
     def is_whole(self, name: str) -> bool:
         """Return True if all texts, tools and calls of a conversation are shown, and its calls read back."""
@@ -113,10 +118,10 @@ class Shipped:
         sent = [call["function"] for one in messages for call in one.get("tool_calls", ())]  # type: ignore[attr-defined]
         needles = [*texts, *(str(each["function"]["name"]) for each in tools)]
         is_shown = all(text.count(one) >= needles.count(one) for one in needles)
-        wanted = [(each["name"], json.loads(each["arguments"])) for each in sent]
+        expected = [(each["name"], json.loads(each["arguments"])) for each in sent]
         turns = [turn for turn in re.split("needle-[qu]", text) if "needle-r" in turn]
-        calls = [call for turn in turns for call in read(self.form.name, turns_calls(turn))]
-        return is_shown and calls == wanted
+        calls = [call for turn in turns for call in read(self.form.name, until_last_result(turn))]
+        return is_shown and calls == expected
 
     @property
     def facts(self) -> Facts:
@@ -124,11 +129,11 @@ class Shipped:
         calls = "words" if shape is None or self.form.replaces_template else "template"
         if calls == "template" and shape is not None and shape.one_by_one:
             calls = "one by one"
-        now = self.rendered([ASK, HM, ONE], TOOLS, **switched(self))
-        later = self.rendered([ASK, OH, AND], **switched(self))
+        now = self.rendered([QUESTION, CALL_WITH_THOUGHTS, ONE], TOOLS, **thinking_variables(self))
+        later = self.rendered([QUESTION, ANSWER_WITH_THOUGHTS, FOLLOW_UP], **thinking_variables(self))
         shown = {"calls": "needle-t" in now, "earlier": "needle-o" in later}
         thoughts = [kind for kind, is_shown in shown.items() if is_shown]
-        pair = self.rendered([ASK, called(2), ONE, TWO], TOOLS)
+        pair = self.rendered([QUESTION, call_message(2), ONE, TWO], TOOLS)
         return Facts(
             self.name,
             self.form.name,
@@ -136,15 +141,15 @@ class Shipped:
             calls,
             ", ".join(thoughts),
             sum(self.is_whole(name) for name in CONVERSATIONS),
-            turns_calls(pair.partition("needle-q")[2]),
+            until_last_result(pair.partition("needle-q")[2]),
         )
 
 
-def switched(shipped: Shipped) -> Json:
+def thinking_variables(shipped: ShippedTemplate) -> Json:
     return switch(on=True, levels=shipped.reasoning.form.levels) if shipped.reasoning else {}
 
 
-def turns_calls(text: str) -> str:
+def until_last_result(text: str) -> str:
     """Return the text up to the last result."""
     return text[: text.rfind("needle-r")]
 
@@ -182,7 +187,7 @@ FORGETFUL = ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "deepseek-ai-DeepSeek-R
 
 
 @functools.cache
-def recorded() -> tuple[Facts, ...]:
+def recorded_facts() -> tuple[Facts, ...]:
     return tuple(Facts(*json.loads(line)) for line in RECORD.read_text("utf-8").splitlines())
 
 
@@ -190,11 +195,11 @@ def recorded() -> tuple[Facts, ...]:
 def test_the_facts_of_every_template_are_recorded() -> None:
     if not FOLDERS:
         pytest.skip("llama.cpp's templates are only where scripts/bootstrap has built it")
-    facts = [Shipped(path).facts for path in sorted(FOLDERS[0].glob("*.jinja"))]
+    facts = [ShippedTemplate(path).facts for path in sorted(FOLDERS[0].glob("*.jinja"))]
     assert "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in facts) == external_file(RECORD)
 
 
-@pytest.mark.parametrize("facts", recorded(), ids=lambda facts: facts.name)
+@pytest.mark.parametrize("facts", recorded_facts(), ids=lambda facts: facts.name)
 def test_recorded_calls_are_read_back_in_any_pieces(facts: Facts) -> None:
     assert facts.num_rendered == len(CONVERSATIONS) - (facts.name in FORGETFUL)
     rng = random.Random(5)
@@ -219,5 +224,5 @@ of the prompt as it was sent. [Tools](structured-output.md#tools) describes the 
 
 def test_the_manual_shows_the_templates() -> None:
     heads = ("Template", "Format", "Thoughts' marks", "Earlier calls", "Thoughts", "Conversations")
-    page = HEAD + table(heads, (facts.row for facts in recorded()))
+    page = HEAD + table(heads, (facts.row for facts in recorded_facts()))
     assert page == external_file(Path(__file__).parents[2] / "docs" / "templates.md", format=".txt")

@@ -1,11 +1,10 @@
-"""How models write calls: which template teaches what, and outputs read in any pieces."""
+"""Formats of tool calls: templates that teach them, and outputs read in any pieces."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import random
-from pathlib import Path
 
 import pytest
 
@@ -19,10 +18,11 @@ from openai_cpu_server.prompt.tool_formats import (
     WrittenCall,
     format_for,
 )
+from tests.prompt.test_reasoning_templates import FOLDER
 
 
 def read(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    """Content, and calls as (name, arguments)."""
+    """Return the content, and the calls as (name, arguments)."""
     reader = TOOL_FORMATS[form].reader({"weather": {"city": frozenset()}})
     parts: list[Part] = [part for piece in pieces for part in reader.feed(piece)] + reader.finish()
     content, calls = "", list[tuple[str, str]]()
@@ -127,21 +127,21 @@ TRANSCRIPTS = {  # as each family's documentation and templates write two calls
 }
 
 
-def parsed(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
+def read_parsed(form: str, pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
     content, calls = read(form, pieces)
     return content, [(name, json.loads(text)) for name, text in calls]
 
 
 @pytest.mark.parametrize(("form", "text"), TRANSCRIPTS.items())
 def test_calls_and_content_before_them_are_read_in_any_pieces(form: str, text: str) -> None:
-    """White space between them is no content. Calls without a mark have nothing before them."""
+    """White space before calls is not content. Calls without a mark have no content before them."""
     rng = random.Random(5)
-    _, calls = parsed(form, [text])
+    _, calls = read_parsed(form, [text])
     assert [name for name, _ in calls] == ["weather", "now"][: 1 if form in SINGLE else 2]
     for content in ("",) if form in ("llama3", "pythonic", "harmony") else ("", "Let me  <see> [it]."):
         whole = (content and f"{content}\n \n") + text
         for pieces in ([whole], list(whole), *(cut(whole, rng) for _ in range(60))):
-            assert parsed(form, pieces) == (content, calls)
+            assert read_parsed(form, pieces) == (content, calls)
 
 
 WHOLE = ("demo", "mistral", "hermes", "llama3")
@@ -149,13 +149,13 @@ WHOLE = ("demo", "mistral", "hermes", "llama3")
 
 
 @pytest.mark.parametrize("form", WHOLE)
-def test_arguments_are_told_as_they_are_written(form: str) -> None:
+def test_arguments_keep_their_spelling(form: str) -> None:
     for text in (TRANSCRIPTS[form], TRANSCRIPTS[form].replace("[TOOL_CALLS]", "[TOOL_CALLS] ")):
         assert read(form, [text]) == ("", [("weather", ROME), ("now", "{}")])
 
 
 @pytest.mark.parametrize("form", TOOL_FORMATS)
-def test_every_format_reads_what_its_family_and_what_the_server_writes(form: str) -> None:
+def test_every_format_reads_calls_as_its_family_and_the_server_write_them(form: str) -> None:
     days = [{"n": 1, "it's": [True, None, "a\\'\"\n<b>"]}]
     for arguments in (json.loads(ROME), {"city": 'Rö{m}e "', "days": days}):
         both = [WrittenCall("weather", arguments), WrittenCall("now", {})][: 1 if form in SINGLE else 2]
@@ -163,7 +163,7 @@ def test_every_format_reads_what_its_family_and_what_the_server_writes(form: str
         transcript = TRANSCRIPTS[form] if arguments["city"] == "Rome" else written
         assert "".join(written.split()) == "".join(transcript.split())
         for pieces in ([transcript], list(transcript)):
-            assert parsed(form, pieces) == ("", [(call.name, call.arguments) for call in both])
+            assert read_parsed(form, pieces) == ("", [(call.name, call.arguments) for call in both])
 
 
 @pytest.mark.parametrize("form", WHOLE)
@@ -186,7 +186,7 @@ def test_content_may_hold_markers_where_calls_come_first_or_never(form: str) -> 
     assert [part.name for part in parts if isinstance(part, CallBegin)] == ["weather", "now"]
 
 
-def test_text_is_released_as_soon_as_it_can_be_no_marker() -> None:
+def test_text_is_released_as_soon_as_it_cannot_be_a_marker() -> None:
     reader = TOOL_FORMATS["hermes"].reader({})
     assert reader.feed("a <tool") == [Content("a")]
     assert reader.feed("box>") == [Content(" <toolbox>")]
@@ -213,14 +213,13 @@ def test_arguments_come_out_piece_by_piece() -> None:
         ('<|tool_call|>{"name":"f","arguments":{}}\n{"na', False),
     ],
 )
-def test_a_cut_call_is_known(text: str, is_cut: bool) -> None:
+def test_a_cut_call_is_recognised(text: str, is_cut: bool) -> None:
     reader = TOOL_FORMATS["demo"].reader({})
     reader.feed(text)
     assert reader.is_cut is is_cut
 
 
-TEMPLATES = Path(__file__).parent / "templates"
-RECORD = TEMPLATES.with_name("shipped_templates.txt")
+RECORD = FOLDER.with_name("shipped_templates.txt")
 TAUGHT = {
     **{name: form for name, form, *_ in map(json.loads, RECORD.read_text("utf-8").splitlines())},
     "llama-cpp-microsoft-Phi-4-mini-instruct": "phi4-tags",
@@ -236,11 +235,11 @@ TAUGHT = {
 
 
 def source(name: str) -> str:
-    return (TEMPLATES / f"{name}.jinja").read_text()
+    return (FOLDER / f"{name}.jinja").read_text()
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
-def test_a_real_template_gives_its_format_away_and_no_other(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.jinja")))
+def test_a_real_template_shows_its_format_and_no_other(name: str) -> None:
     teaching = [form.name for form in TOOL_FORMATS.values() if form.recognises(source(name))]
     assert teaching == ([] if TAUGHT[name] == "generic" else [TAUGHT[name]])
     assert format_for(ChatTemplate(source(name), bos_text="<s>", eos_text="</s>")).name == TAUGHT[name]

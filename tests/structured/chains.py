@@ -1,7 +1,7 @@
-"""Chains of definitions and of rules, through whatever can hold a schema or an expression.
+"""Chains of definitions and of rules, through every keyword or operator that can hold one.
 
-As a program, it compiles some of them in a thread with an ordinary stack, and writes a line for each. Its
-death is what `test_chains.py` looks for.
+As a program, it compiles some of them in a thread with an ordinary stack, and writes a line for each.
+`test_chains.py` checks that it does not crash.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _FRAMES_OF_CALLERS = 60  # a server's own calls lie above the compiler's
 
 Schema = dict[str, object]
 OBJECT, ARRAY, NULL = {"type": "object"}, {"type": "array"}, {"type": "null"}
-SHUT = {**OBJECT, "additionalProperties": False}
+CLOSED = {**OBJECT, "additionalProperties": False}
 SCHEMAS: dict[str, Callable[[Schema], Schema]] = {
     "properties": lambda n: {**OBJECT, "properties": {"a": n}},
-    "required": lambda n: {**SHUT, "properties": {"a": n}, "required": ["a"]},
+    "required": lambda n: {**CLOSED, "properties": {"a": n}, "required": ["a"]},
     "patternProperties": lambda n: {**OBJECT, "patternProperties": {"^a": n}},
     "additionalProperties": lambda n: {**OBJECT, "additionalProperties": n},
     "unevaluatedProperties": lambda n: {**OBJECT, "unevaluatedProperties": n},
@@ -77,35 +77,35 @@ def chain(length: int, link: Callable[[Schema], Schema], last: Schema) -> Schema
 
 
 def schema(number: int) -> Schema:
-    chance = random.Random(number)
-    links = [SCHEMAS[kind] for kind in chance.sample(list(SCHEMAS), chance.choice(NUM_KINDS))]
-    if chance.random() < 0.2:
+    rng = random.Random(number)
+    links = [SCHEMAS[kind] for kind in rng.sample(list(SCHEMAS), rng.choice(NUM_KINDS))]
+    if rng.random() < 0.2:
         nested: Schema = {"type": "integer"}
-        for _ in range(_length(chance, 45)):
-            nested = chance.choice(links)(nested)
+        for _ in range(_length(rng, 45)):
+            nested = rng.choice(links)(nested)
         return nested
-    return chain(_length(chance, 5_000), lambda n: chance.choice(links)(n), chance.choice(_ENDS))
+    return chain(_length(rng, 5_000), lambda n: rng.choice(links)(n), rng.choice(_ENDS))
 
 
 def grammar(number: int) -> str:
-    chance = random.Random(1_000_000 + number)
-    links = [RULES[kind] for kind in chance.sample(list(RULES), chance.choice(NUM_KINDS))]
-    length = _length(chance, 5_000)
-    lines = [f"r{i} ::= {chance.choice(links)(f'r{i + 1}')}" for i in range(length)]
-    back = f' | "z" r{chance.randrange(length)}' if chance.random() < 0.5 else ""
+    rng = random.Random(1_000_000 + number)
+    links = [RULES[kind] for kind in rng.sample(list(RULES), rng.choice(NUM_KINDS))]
+    length = _length(rng, 5_000)
+    lines = [f"r{i} ::= {rng.choice(links)(f'r{i + 1}')}" for i in range(length)]
+    back = f' | "z" r{rng.randrange(length)}' if rng.random() < 0.5 else ""
     lines.append(f'r{length} ::= "x"{back}')
-    chance.shuffle(lines)
+    rng.shuffle(lines)
     again = ' | "y" r0 "y"' if back else ""
     return "\n".join([f"root ::= r0{again}", *lines])
 
 
-def _length(chance: random.Random, most: int) -> int:
-    return int(10 * (most / 10) ** chance.random())
+def _length(rng: random.Random, longest: int) -> int:
+    return int(10 * (longest / 10) ** rng.random())
 
 
-def under(frames: int, kind: str, number: int) -> str:
+def compile_below(frames: int, kind: str, number: int) -> str:
     if frames:
-        return under(frames - 1, kind, number)
+        return compile_below(frames - 1, kind, number)
     try:
         if kind == "grammar":
             check_gbnf(grammar(number))
@@ -121,7 +121,7 @@ def report() -> None:
     for number in range(*map(int, ends)):
         sys.stdout.write(f"{kind} {number} ")
         sys.stdout.flush()
-        sys.stdout.write(under(_FRAMES_OF_CALLERS, kind, number) + "\n")
+        sys.stdout.write(compile_below(_FRAMES_OF_CALLERS, kind, number) + "\n")
 
 
 if __name__ == "__main__":

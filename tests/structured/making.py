@@ -1,4 +1,4 @@
-"""Grammars for tests: what a schema becomes, as text, as Lark and as a check of texts."""
+"""Grammars for tests: schemas, GBNF and rules as Lark and as a check of texts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def schema_to_lark(schema: Json, options: Options | None = None) -> str:
 
 
 def gbnf_to_lark(
-    gbnf: str, renumbered: Callable[[int], int] = lambda token: token, *, work: Work | None = None
+    gbnf: str, renumber: Callable[[int], int] = lambda token: token, *, work: Work | None = None
 ) -> str:
-    return Translation(parse_gbnf(gbnf), num_read=len(gbnf), work=work).text(renumbered)
+    return Translation(parse_gbnf(gbnf), num_read=len(gbnf), work=work).text(renumber)
 
 
 def check_schema(schema: Json, options: Options | None = None) -> GrammarCheck:

@@ -1,4 +1,4 @@
-"""Grammars under llguidance: what they accept, and sentences drawn from them. No model: a token is a byte."""
+"""Grammars under llguidance: accepted texts, and sentences drawn without a model. A token is a byte."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _Allowed(NamedTuple):
     closing: list[int]
 
     def pick(self, rng: random.Random) -> int:
-        """Closing marks rather often, for sentences to come to an end."""
+        """Prefer closing marks, so that sentences come to an end."""
         if self.closing and rng.random() < 0.4:
             return rng.choice(self.closing)
         return rng.choice(self.plain if self.plain and rng.random() < 0.9 else self.all)
@@ -82,7 +82,7 @@ def _allowed(mask: bytes) -> _Allowed:
 
 
 def check(schema: Any, accepted: list[Any], rejected: list[Any], options: Options | None = None) -> None:
-    """Compare the schema's grammar with these values, and `jsonschema`, so that no case is wrong itself."""
+    """Check the values by the schema's grammar, and by `jsonschema` in case a value itself is wrong."""
     judge = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
     assert [value for value in accepted if not judge.is_valid(value)] == []
     assert [value for value in rejected if judge.is_valid(value)] == []
@@ -90,7 +90,7 @@ def check(schema: Any, accepted: list[Any], rejected: list[Any], options: Option
 
 
 def check_ours(schema: Any, accepted: list[Any], rejected: list[Any], options: Options | None = None) -> None:
-    """Do so without `jsonschema`, for orders of properties, spelling of numbers, formats and patterns."""
+    """Check without `jsonschema`, for orders of properties, spelling of numbers, formats and patterns."""
     check_texts(check_schema(schema, options), map(compact, accepted), map(compact, rejected))
 
 
@@ -104,7 +104,7 @@ def check_texts(grammar: GrammarCheck, accepted: Iterable[str], rejected: Iterab
 
 
 def table(cases: dict[str, Any], compare: Callable[..., None] = check) -> Callable[[str], None]:
-    """A test of each name, whose cases are what `compare` takes: schemas, what they accept and reject."""
+    """Make a test of each name, whose cases are arguments of `compare`: schema, accepted, rejected."""
 
     @pytest.mark.parametrize("name", cases)
     def test(name: str) -> None:

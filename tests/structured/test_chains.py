@@ -1,4 +1,4 @@
-"""However long a chain of definitions or rules is, it is compiled or refused in words, within the stack."""
+"""Chains of definitions or rules of any length are compiled, or refused in words, within the stack."""
 
 import subprocess
 import sys
@@ -11,27 +11,27 @@ from tests.structured.chains import chain
 from tests.structured.making import check_gbnf, check_schema
 from tests.structured.oracle import check_texts
 
-_AT_ONCE = 5
+_BATCH = 5
 
 
-def compiled(kind, first, count=_AT_ONCE):
+def compile_chains(kind, first, count=_BATCH):
     command = [sys.executable, "-m", "tests.structured.chains", kind, str(first), str(first + count)]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stdout.splitlines()
-    assert done.returncode == 0, f"it died ({done.returncode}) at {lines[-1:]}: {done.stderr[-2_000:]}"
+    assert done.returncode == 0, f"it crashed ({done.returncode}) at {lines[-1:]}: {done.stderr[-2_000:]}"
     return [line.split(" ", 2)[2] for line in lines]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(_AT_ONCE, 1_000, _AT_ONCE))]
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(_BATCH, 1_000, _BATCH))]
 )
 @pytest.mark.parametrize("kind", ["grammar", "schema"])
 def test_generated_chains_are_compiled_or_refused(kind, first):
-    found = compiled(kind, first)
-    assert len(found) == _AT_ONCE
-    assert all(each == "compiled" or each.startswith("400 ") for each in found)
-    assert found.count("compiled") >= _AT_ONCE // 3
+    found = compile_chains(kind, first)
+    assert len(found) == _BATCH
+    assert all(result == "compiled" or result.startswith("400 ") for result in found)
+    assert found.count("compiled") >= _BATCH // 3
 
 
 def arrays(length, last):
@@ -50,7 +50,7 @@ def test_a_wide_object_is_a_long_chain_too():
     check_texts(check, ['{"p3":1,"p1499":2}'], ['{"p1499":1,"p3":"x"}'])
 
 
-def test_a_grammar_with_a_long_chain_means_what_it_says():
+def test_a_grammar_with_a_long_chain_has_its_language():
     links = "\n".join(f'r{i} ::= "a" r{i + 1} "b" | "c"' for i in range(3_000))
     check = check_gbnf(f'root ::= r0 root? "."\n{links}\nr3000 ::= "x"')
     check_texts(check, ["aacbb.", "aacbbc..", "a" * 3_000 + "x" + "b" * 3_000 + "."], ["aacb."])

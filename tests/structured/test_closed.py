@@ -1,4 +1,4 @@
-"""Objects that declare properties and say nothing about others, as the server writes them."""
+"""Objects that declare some properties and do not mention others, which the server leaves out."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ test_cases = table({
         ({"type": "object", "allOf": [{"properties": {"a": {"minimum": 2}}},
          {"properties": {"a": {"maximum": 4, "type": "integer"}}}]}, [{}, {"a": 2}, {"a": 4}],
          [{"a": 1}, {"a": 5}, {"a": "x"}])],
-    "closed schemas that are merged leave what both know": [
+    "closed schemas that are merged leave the common properties": [
         ({"type": "object", "allOf": [{"properties": {"a": INT, "b": INT}, "additionalProperties": False},
          {"properties": {"b": INT, "c": INT}, "additionalProperties": False}]}, [{}, {"b": 1}],
          [{"a": 1}, {"c": 1}, {"b": "x"}])],
@@ -66,7 +66,7 @@ test_cases = table({
         ({"type": "object", "oneOf": [{"properties": {"kind": {"const": k}, k: INT}} for k in "ab"]},
          [{"kind": "a"}, {"kind": "b", "b": 1}, {"a": "x"}],
          [{}, {"kind": "a", "a": "x"}, {"kind": "c"}, {"a": 1, "b": 1}])],
-    "kinds are told apart as JSON values are": [
+    "kinds are distinguished as JSON values are": [
         ({"type": "object", "properties": {"t": {}, "a": {}}, "oneOf": [
             {"properties": {"t": {"const": c}, n: INT}, "required": ["t"]}
             for c, n in ((1, "a"), (1.0, "b"))]},

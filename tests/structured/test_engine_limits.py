@@ -32,7 +32,7 @@ NATIVE = ("panic", "backtrace", ".rs", "lark", "llguidance", "assert")
 def test_names_that_are_excluded_letter_by_letter_do_not_nest_too_deep(length):
     letters = Chars(CharSet.of((ord("a"), ord("z"))))
     name = "abcdefghij" * (length // 10)
-    rules = {  # more letters may follow the name, so it is no lexeme
+    rules = {  # more letters may follow the name, so it is not a lexeme
         "root": seq(both(star(letters), negate(any_of([name, name[:-1] + "z"]))), Ref("rest")),
         "rest": alt(seq(letters, Ref("rest")), Text(";")),
     }
@@ -54,7 +54,7 @@ def test_symbols_are_counted_before_the_native_code_panics():
 
 
 @pytest.mark.parametrize("lark", ["start: " + "(" * 40 + '"a"' + ")" * 40, "start: x", "%%%"])
-def test_what_the_native_code_says_stays_inside(lark):
+def test_messages_of_the_native_code_are_not_shown(lark):
     with pytest.raises(InvalidRequest) as caught:
         GrammarCheck(lark)
     assert not [word for word in NATIVE if word in str(caught.value)]

@@ -51,9 +51,9 @@ def test_choice():
     check_texts(check_rules(choice_rules(choices)), choices, ["", "ye", "yes,", "no", "maybe"])
 
 
-@pytest.mark.parametrize(("choices", "said"), [([], None), (["a", "b\ud800"], "no character 0xd800")])
-def test_there_are_choices_and_they_have_characters_only(choices, said):
-    with pytest.raises(InvalidSchema, match=said):
+@pytest.mark.parametrize(("choices", "message"), [([], None), (["a", "b\ud800"], "no character 0xd800")])
+def test_choices_must_not_be_empty_or_have_lone_surrogates(choices, message):
+    with pytest.raises(InvalidSchema, match=message):
         choice_rules(choices)
 
 
@@ -69,25 +69,27 @@ LACKS = set(range(256)) - {0x04, 0x1D, 0xF1}
         (GrammarSource.SCHEMA, '{"enum": ["\\u0004", "a"]}', ['"a"', '"\\u0004"'], ['"\x04"']),
     ],
 )
-def test_what_a_vocabulary_cannot_write_is_never_begun(source, text, accepted, rejected):
-    made = grammar_maker(GrammarCheck, LACKS)(GrammarOrder(source=source, text=text))
-    check_texts(GrammarCheck(made.lark), accepted, rejected)
+def test_texts_with_bytes_that_a_vocabulary_lacks_are_left_out(source, text, accepted, rejected):
+    grammar = grammar_maker(GrammarCheck, LACKS)(GrammarOrder(source=source, text=text))
+    check_texts(GrammarCheck(grammar.lark), accepted, rejected)
 
 
-def test_a_form_of_nothing_but_what_cannot_be_written_is_refused():
-    made = grammar_maker(GrammarCheck, LACKS)(GrammarOrder(source=GrammarSource.CHOICES, text='["\\u0004"]'))
-    assert "lacks bytes" in made.message
+def test_a_grammar_whose_texts_all_need_lacking_bytes_is_refused():
+    grammar = grammar_maker(GrammarCheck, LACKS)(
+        GrammarOrder(source=GrammarSource.CHOICES, text='["\\u0004"]')
+    )
+    assert "lacks bytes" in grammar.message
 
 
-def test_a_long_list_of_patterns_is_followed_as_it_stands():
-    """What one automaton cannot hold is left to who reads the text."""
+def test_a_long_list_of_patterns_is_enforced():
+    """The patterns are too many for one automaton."""
     patterns = [f"{c}[{c}-z]{{20,40}}" for c in "abcdef"]
     schema = {"type": "string", "allOf": [{"pattern": p} for p in patterns], "maxLength": 10_000}
     whole = " ".join(c + "z" * 20 for c in "fedcba")
     check_ours(schema, [whole, whole * 60], [whole[22:], whole * 100, ""])
 
 
-def test_a_check_tells_where_a_text_stops_fitting():
+def test_a_check_reports_where_a_text_stops_fitting():
     grammar = check_schema(
         {"properties": {"rating": {"enum": [1, 5]}}, "required": ["rating"], "type": "object"}
     )
@@ -128,7 +130,7 @@ def test_flexible_takes_every_usual_style_and_blanks_around_all_punctuation(text
 @pytest.mark.parametrize(
     "text", ['{"a":[1 2]}', '{"a ":[]}', '{"a":[1,,2]}', '{"a":[] "b":"x"}', '{"a":[' + " " * 200 + "]}"]
 )
-def test_blanks_separate_nothing_and_end_somewhere(text):
+def test_blanks_do_not_replace_punctuation_and_are_limited(text):
     assert not accepts(SCHEMA, text, FLEXIBLE)
 
 

@@ -1,4 +1,4 @@
-"""What is written in a format can be read: by Python's own parsers, and by pydantic's."""
+"""Texts drawn from a format are read by Python's own parsers and by pydantic."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ from tests.structured.oracle import Sampler, check_ours, compact
 pytestmark = pytest.mark.thorough
 
 Reader = Callable[[str], object]  # raises ValueError
-IS_OLD_PYTHON = sys.version_info < (3, 11)  # such a Python reads few times with a zone
+IS_OLD_PYTHON = sys.version_info < (3, 11)  # an old Python reads few times with a zone
 
 
-def pydantics(kind: Any) -> Reader:
+def pydantic_reader(kind: Any) -> Reader:
     adapter = pydantic.TypeAdapter(kind)
     return lambda text: adapter.validate_json(json.dumps(text))
 
 
 READERS: dict[str, list[Reader]] = {
     **{name: [] for name in ("email", "hostname", "uri-template", "json-pointer")},
-    "date": [date.fromisoformat, pydantics(date)],
-    "time": [time.fromisoformat, pydantics(time)][IS_OLD_PYTHON:],
-    "date-time": [datetime.fromisoformat, pydantics(datetime)][IS_OLD_PYTHON:],
-    "duration": [pydantics(timedelta)],
+    "date": [date.fromisoformat, pydantic_reader(date)],
+    "time": [time.fromisoformat, pydantic_reader(time)][IS_OLD_PYTHON:],
+    "date-time": [datetime.fromisoformat, pydantic_reader(datetime)][IS_OLD_PYTHON:],
+    "duration": [pydantic_reader(timedelta)],
     "ipv4": [ipaddress.IPv4Address],
     "ipv6": [ipaddress.IPv6Address],
     **{name: [lambda text: urlsplit(text).port] for name in ("uri", "uri-reference")},
     "uuid": [uuid.UUID],
-    **{f"uuid{n}": [pydantics(getattr(pydantic, f"UUID{n}"))] for n in (1, 3, 4, 5, 6, 7, 8)},
+    **{f"uuid{n}": [pydantic_reader(getattr(pydantic, f"UUID{n}"))] for n in (1, 3, 4, 5, 6, 7, 8)},
     "ipv4interface": [ipaddress.IPv4Interface],
     "ipv4network": [ipaddress.IPv4Network],
     "ipv6interface": [ipaddress.IPv6Interface],
     "ipv6network": [ipaddress.IPv6Network],
-    "ipvanyaddress": [pydantics(pydantic.IPvAnyAddress)],
-    "ipvanyinterface": [pydantics(pydantic.IPvAnyInterface)],
-    "ipvanynetwork": [pydantics(pydantic.IPvAnyNetwork)],
-    "base64": [pydantics(pydantic.Base64Bytes)],
-    "base64url": [pydantics(pydantic.Base64UrlBytes)],
+    "ipvanyaddress": [pydantic_reader(pydantic.IPvAnyAddress)],
+    "ipvanyinterface": [pydantic_reader(pydantic.IPvAnyInterface)],
+    "ipvanynetwork": [pydantic_reader(pydantic.IPvAnyNetwork)],
+    "base64": [pydantic_reader(pydantic.Base64Bytes)],
+    "base64url": [pydantic_reader(pydantic.Base64UrlBytes)],
 }
 CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
 
 
-def unread(name: str, text: str) -> Iterator[Reader]:
+def failing_readers(name: str, text: str) -> Iterator[Reader]:
     for reader in READERS[name]:
         try:
             reader(text)
@@ -67,39 +67,39 @@ def unread(name: str, text: str) -> Iterator[Reader]:
 
 
 def is_read(name: str, text: str) -> bool:
-    return not any(unread(name, text))
+    return not any(failing_readers(name, text))
 
 
-def is_written(grammar: GrammarCheck, text: str) -> bool:
+def is_accepted(grammar: GrammarCheck, text: str) -> bool:
     return grammar.check(compact(text)).fits
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_drawn_is_read(name: str) -> None:
+def test_drawn_texts_are_read(name: str) -> None:
     sampler, rng = Sampler(schema_to_lark({"type": "string", "format": name})), random.Random(20240229)
     drawn = [json.loads(text) for _ in range(150) if (text := sampler.draw(rng)) is not None]
     assert len(drawn) > 100
     assert [text for text in drawn if not CHECKER.conforms(text, name)] == []
-    assert [(text, reader) for text in drawn for reader in unread(name, text)] == []
+    assert [(text, reader) for text in drawn for reader in failing_readers(name, text)] == []
 
 
 @pytest.mark.parametrize("name", ["email", "hostname", "uri", "uri-reference"])
-def test_what_is_drawn_within_a_length_is_of_the_format(name: str) -> None:
+def test_texts_drawn_within_a_length_have_the_format(name: str) -> None:
     rng, lengths = random.Random(20240229), {"minLength": 8, "maxLength": 60}
     sampler = Sampler(schema_to_lark({"type": "string", "format": name, **lengths}))
     drawn = [json.loads(text) for _ in range(200) if (text := sampler.draw(rng)) is not None]
     assert len(drawn) > 100
     assert [x for x in drawn if not 8 <= len(x) <= 60 or not CHECKER.conforms(x, name)] == []
     whole = check_schema({"type": "string", "format": name})
-    assert [text for text in drawn if not is_written(whole, text)] == []
+    assert [text for text in drawn if not is_accepted(whole, text)] == []
 
 
-def test_dates_are_exactly_pythons() -> None:
+def test_dates_are_exactly_those_of_python() -> None:
     grammar = check_schema({"format": "date"})
     leap_days = [f"{year:04}-02-29" for year in {*range(0, 10_000, 4), *range(1, 10_000, 9)}]
     years = (0, 1, 100, 1900, 2000, 2023, 2024, 9999)
     days = [f"{y:04}-{m:02}-{d:02}" for y in years for m in range(14) for d in range(33)]
-    assert [text for text in leap_days + days if is_written(grammar, text) != is_read("date", text)] == []
+    assert [text for text in leap_days + days if is_accepted(grammar, text) != is_read("date", text)] == []
 
 
 @pytest.mark.parametrize(
@@ -108,17 +108,17 @@ def test_dates_are_exactly_pythons() -> None:
 )
 def test_the_longest_durations_are_read(longest: str) -> None:
     grammar = check_schema({"format": "duration"})
-    assert is_written(grammar, longest)
+    assert is_accepted(grammar, longest)
     assert is_read("duration", longest)
-    assert not is_written(grammar, longest[:-1] + "9" + longest[-1])
+    assert not is_accepted(grammar, longest[:-1] + "9" + longest[-1])
 
 
 @pytest.mark.parametrize("name", ["uri", "uri-reference"])
 def test_ports_are_of_sixteen_bits(name: str) -> None:
     grammar = check_schema({"format": name})
     ports = [*range(10_000, 100_000, 999), *range(65_480, 65_620), 9, 9999, 100_000]
-    assert [p for p in ports if is_written(grammar, f"http://a:{p}/") != (p < 2**16)] == []
-    assert is_written(grammar, "http://a:/")
+    assert [p for p in ports if is_accepted(grammar, f"http://a:{p}/") != (p < 2**16)] == []
+    assert is_accepted(grammar, "http://a:/")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_ports_are_of_sixteen_bits(name: str) -> None:
         ("email", {"const": "nobody"}, ["nobody"], ["a@b.c"]),
     ],
 )  # fmt: skip
-def test_a_format_that_contradicts_what_is_beside_it_gives_way_and_is_named(name, more, accepted, rejected):
+def test_a_format_that_contradicts_its_schema_is_ignored_and_reported(name, more, accepted, rejected):
     text = {"type": "string", "format": name, **more}
     schema = {"type": "object", "properties": {"a": text}, "required": ["a"]}
     assert compile_schema(schema).unenforced == (Unenforced("/properties/a", "format"),)
@@ -190,7 +190,7 @@ def test_padding_of_base64_in_urls_may_be_left_out_beside_a_pattern() -> None:
 def test_one_of_three_formats_needs_no_automaton_of_all(
     names: tuple[str, ...], accepted: list[str], rejected: list[str]
 ) -> None:
-    """What fits two of them fits none: each IPv4 address is the name of a host as well."""
+    """A text of two of the formats is refused: each IPv4 address is a hostname as well."""
     schema = {"type": "string", "oneOf": [{"format": name} for name in names]}
     check_ours(schema, accepted, rejected)
     assert compile_schema(schema).unenforced == ()

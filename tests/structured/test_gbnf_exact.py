@@ -45,11 +45,11 @@ def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
     )
 
 
-def printed(grammar: dict[str, Node]) -> str:
-    return "\n".join(f"{name} ::= {_shown(node)}" for name, node in grammar.items())
+def grammar_text(grammar: dict[str, Node]) -> str:
+    return "\n".join(f"{name} ::= {_node_text(node)}" for name, node in grammar.items())
 
 
-def _shown(node: Node) -> str:
+def _node_text(node: Node) -> str:
     match node:
         case ("text", text):
             return '"' + "".join(map(_escaped, text)) + '"'
@@ -60,9 +60,9 @@ def _shown(node: Node) -> str:
         case ("ref", name):
             return name
         case ("seq" | "alt" as kind, items):
-            return "(" + (" " if kind == "seq" else " | ").join(map(_shown, items)) + ")"
+            return "(" + (" " if kind == "seq" else " | ").join(map(_node_text, items)) + ")"
     _, item, low, high = node
-    return f"{_shown(item)}{{{low},{'' if high is None else high}}}"
+    return f"{_node_text(item)}{{{low},{'' if high is None else high}}}"
 
 
 def _escaped(char: str) -> str:
@@ -85,7 +85,7 @@ def matches(grammar: dict[str, Node], text: str) -> bool:
             case ("seq", items):
                 return functools.reduce(after, items, {start})
         _, item, low, high = node
-        steps = range(low + len(text) if high is None else high)  # empty ones add nothing in the end
+        steps = range(low + len(text) if high is None else high)  # repetitions of the empty text add nothing
         reached = [*itertools.accumulate(steps, lambda found, _: after(found, item), initial={start})]
         return set().union(*reached[low:])
 
@@ -104,7 +104,7 @@ WORDS += ["è", "èé", "xè", "éèx", "xyxyxy", "yxéyx", "x\nx\nx", "éééé
 @settings(max_examples=50)
 @given(st.fixed_dictionaries({name: nodes() for name in NAMES}))
 def test_random_grammars(grammar):
-    text = printed(grammar)
+    text = grammar_text(grammar)
     try:
         check = check_gbnf(text)
     except InvalidGrammar as error:

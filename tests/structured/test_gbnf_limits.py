@@ -10,7 +10,7 @@ from tests.structured.oracle import check_texts
 
 
 def rules(count, body, last, root="r0"):
-    """A chain: `body` has the names of a rule and of the next one."""
+    """Make a chain of rules. `body` is a format for the names of a rule and of the next one."""
     lines = [body.format(f"r{i}", f"r{i + 1}") for i in range(count)]
     return "\n".join([f"root ::= {root}", *lines, f"r{count} ::= {last}"])
 
@@ -55,18 +55,18 @@ REFUSED = {
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_grammars_are_translated_within_the_limit_or_refused(name):
-    lark, reason = translated(name)
+    lark, reason = translate(name)
     assert bool(lark) == (name not in REFUSED)
     assert REFUSED.get(name, "") in reason
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name, text in HOSTILE.items() if len(text) < 10_000])
-def test_what_is_counted_does_not_depend_on_what_has_been_translated_before(name):
-    assert translated(name) == translated(name)
+def test_counted_steps_do_not_depend_on_earlier_translations(name):
+    assert translate(name) == translate(name)
 
 
-def translated(name):
+def translate(name):
     try:
         return gbnf_to_lark(HOSTILE[name]), ""
     except InvalidGrammar as error:
@@ -79,7 +79,7 @@ def test_hostile_grammars_cost_little_memory(name):
     assert peak_bytes(lambda: gbnf_to_lark(HOSTILE[name])) < 50_000_000
 
 
-def test_where_the_search_for_conflicts_gives_up_the_language_stays(monkeypatch):
+def test_the_language_stays_if_the_search_for_conflicts_gives_up(monkeypatch):
     monkeypatch.setattr(conflicts, "MOST_WORK", 3)
     check_texts(check_gbnf('root ::= [a-z]+ [0-9]* root? | "abc" "def"'), ["abc12def"], ["abc_"])
 

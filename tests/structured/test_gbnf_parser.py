@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from llguidance import gbnf_to_lark as llguidances
+from llguidance import gbnf_to_lark as llguidance_gbnf
 
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
@@ -35,7 +35,7 @@ GRAMMARS = {
     "carriage returns": ('root ::= a\r\na ::= "b"\r\n', ["b"], ["a"]),
     "right recursion": ('root ::= "(" root ")" | "x"', ["x", "((x))"], ["(x", "()"]),
     "undone recursion": ('root ::= "a" | never\nnever ::= "b" never', ["a"], ["b", "bb"]),
-    "greed would eat what follows": ("root ::= [a-z]+ root | [a-z] [0-9]", ["a1", "abc1"], ["abc", "1"]),
+    "greed would take the next symbol": ("root ::= [a-z]+ root | [a-z] [0-9]", ["a1", "abc1"], ["abc", "1"]),
     "literals and classes": ('root ::= "ab" r | "abc"\nr ::= "c" "d" r?', ["abc", "abcd"], ["ab", "abd"]),
     "characters that share bytes": ("root ::= [é]* r\nr ::= [è] r?", ["è", "éèè"], ["é"]),
 }  # fmt: skip
@@ -47,11 +47,11 @@ def test_each_construct_has_its_language(name):
     check_texts(check_gbnf(text), accepted, rejected)
 
 
-def test_the_reader_that_comes_with_llguidance_refuses_some_and_reads_others_wrongly():
+def test_the_reader_of_llguidance_refuses_some_grammars_and_reads_others_wrongly():
     """This is why GBNF has a reader of our own. When it fails, see docs/measurements.md."""
-    with pytest.raises(llguidances.GbnfToLarkError):
-        llguidances.gbnf_to_lark(GRAMMARS["counts"][0])
-    check = GrammarCheck(llguidances.gbnf_to_lark(GRAMMARS["literals and classes"][0]))
+    with pytest.raises(llguidance_gbnf.GbnfToLarkError):
+        llguidance_gbnf.gbnf_to_lark(GRAMMARS["counts"][0])
+    check = GrammarCheck(llguidance_gbnf.gbnf_to_lark(GRAMMARS["literals and classes"][0]))
     assert not check.check("abcd").fits
 
 
@@ -97,7 +97,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "line", "column", "message"), WRONG)
-def test_what_is_wrong_is_told_with_its_place(text, line, column, message):
+def test_errors_name_their_place(text, line, column, message):
     with pytest.raises(InvalidGrammar) as caught:
         parse_gbnf(text)
     assert (caught.value.line, caught.value.column) == (line, column)
@@ -111,7 +111,7 @@ def test_deep_groups_are_read(depth):
     check_texts(check, ["", "a" + "b" * depth], ["a" + "b" * (depth + 1)])
 
 
-def test_characters_only_rules_stay_whole_where_nothing_forbids_it():
+def test_rules_of_characters_alone_stay_whole_where_possible():
     lark = gbnf_to_lark(
         'root ::= "[" item ("," item)* "]" | root2\nroot2 ::= "{" root "}"\nitem ::= [a-z]+ "!"?'
     )
@@ -140,17 +140,17 @@ APART = {
 
 
 @pytest.mark.parametrize("name", APART)
-def test_no_lexeme_is_broken_and_without_looking_at_places_the_language_is_the_same(name, monkeypatch):
+def test_lexemes_stay_whole_and_breaking_them_keeps_the_language(name, monkeypatch):
     text, accepted, rejected = APART[name]
     whole = gbnf_to_lark(text)
     check_texts(check_gbnf(text), accepted, rejected)
     monkeypatch.setattr(translation, "_MOST_TO_CONFIRM", 0)
-    assert gbnf_to_lark(text) != whole, "nothing would be broken anyway"
+    assert gbnf_to_lark(text) != whole, "else no lexeme of this grammar is at stake"
     check_texts(check_gbnf(text), accepted, rejected)
 
 
 def test_lexemes_that_do_meet_are_still_broken():
-    """`xa` may be the name alone, or the mark and a letter: both must be read on."""
+    """`xa` may be the name alone, or the mark and a letter. Both readings must continue."""
     check = check_gbnf('root ::= (name "1" | [x] [a-z] "2") root?\nname ::= [a-z]+')
     check_texts(check, ["xa1", "xa2", "xyz1xb2", "a1"], ["xyz2", "ab2", "x2"])
 
@@ -178,7 +178,7 @@ FOLLOWER = Follower()
         ("<|tool_call|>[TOOL_CALLS]", False),
     ],
 )
-def test_a_token_is_met_where_it_is_named_and_nowhere_else(text: str, fits: bool) -> None:
+def test_a_token_is_accepted_only_where_it_is_named(text: str, fits: bool) -> None:
     assert FOLLOWER.accepts(Constraint(grammar=gbnf_to_lark(CALL_OR_TEXT)), text) is fits
 
 
@@ -199,6 +199,6 @@ def test_a_check_needs_no_vocabulary() -> None:
     assert not check.check("b").fits
 
 
-def test_whether_a_grammar_names_tokens_is_known() -> None:
+def test_grammars_that_name_tokens_are_recognised() -> None:
     assert names_tokens(parse_gbnf("root ::= a\na ::= (<[5]>)*"))
     assert not names_tokens(parse_gbnf('root ::= "<[5]>" # <[5]>'))

@@ -1,4 +1,4 @@
-"""Bounds and steps of any size, in any combination: what is written is valid, and bounds can be reached."""
+"""Bounds and steps of any size, in any combination: drawn numbers are valid, and bounds can be reached."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ schemas = combined.map(lambda schema: {"allOf": [{"type": "number"}], **schema})
 
 def parts(schema: object) -> list[dict[str, Any]]:
     inner = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-    return [*([schema] if isinstance(schema, dict) else []), *(x for each in inner for x in parts(each))]
+    return [*([schema] if isinstance(schema, dict) else []), *(x for value in inner for x in parts(value))]
 
 
 KEYWORDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const"}
@@ -54,7 +54,7 @@ OPEN = {"exclusiveMinimum", "exclusiveMaximum"}
 
 
 def is_promised(schema: dict[str, Any], text: str) -> bool:
-    """Return False for long numbers where no bound asks for them, and for decimals that may round to an open
+    """Return False for long numbers that no bound requires, and for decimals that may round to an open
     bound."""
     whole, _, fraction = text.lstrip("-").partition(".")
     is_short = max(len(whole), len(fraction)) <= 20
@@ -83,7 +83,7 @@ def plain(value: Decimal) -> str:
     return "0" if text == "-0" else text
 
 
-def compiled(schema: dict[str, Any]) -> tuple[Rules | None, str | None]:
+def try_compile(schema: dict[str, Any]) -> tuple[Rules | None, str | None]:
     try:
         return compile_schema(schema).rules, None
     except InvalidRequest as error:
@@ -95,7 +95,7 @@ def compiled(schema: dict[str, Any]) -> tuple[Rules | None, str | None]:
 def test_bounds_of_any_size_are_kept_and_can_be_reached(schema: dict[str, Any], seed: int) -> None:
     texts = {plain(x) for x in near(schema)}
     valid = {text for text in texts if is_valid(schema, text)}
-    rules, code = compiled(schema)
+    rules, code = try_compile(schema)
     assert code != "invalid_schema" or not valid
     if rules is None:
         return

@@ -1,4 +1,4 @@
-"""Clients' Lark: which texts match it, how it stands in a call, and what is refused."""
+"""Lark grammars of clients: matching texts, their form in a call, and errors."""
 
 import pytest
 
@@ -29,7 +29,7 @@ change_line: ("+" | "-" | " ") /(.*)/ LF
 eof_line: "*** End of File" LF
 
 %import common.LF
-"""  # what Codex sends with its tool `apply_patch`
+"""  # the grammar of the tool `apply_patch` of Codex
 PATCH = "*** Begin Patch\n*** Update File: a b.py\n@@ def f\n-x = \"1\"\n+\ty = 'ü\\n'\n*** End Patch"
 SUMS = """
 ?start: sum                              // left recursion, aliases and marks
@@ -43,13 +43,13 @@ atom: NUMBER | "-" atom | "(" sum ")"
 TEXTS = {
     "patch": (APPLY_PATCH, [PATCH, PATCH + "\n"], [PATCH[:-1], PATCH.replace("@@", "@"), "", PATCH + "\n\n"]),
     "sums": (SUMS, ["1", "1+2", " 1 - 2.5e3*(-3 + 4) ", "- -1"], ["", "1+", "1 2", "(1", "1**2"]),
-    "words": (  # a terminal is read as far as it goes
+    "words": (  # a terminal takes the longest match
         'start: NAME NAME\nNAME: /[a-z]+/\n%ignore " "',
         ["a b", "ab   c ", "  a b"],
         ["ab", "a", "a b c", "a1"],
     ),
     "greedy": ('start: /.+/ "x" | "y" /z*/ "a"', ["yza", "ya"], ["ax", "yz", "x"]),
-    "lines": (  # what a terminal forbids depends on how it ends: behind a comment nothing else can stand
+    "lines": (  # the text after a terminal depends on its end: nothing else can follow a comment
         'start: (_NEWLINE | NAME "=" _NEWLINE)*\nNAME: /[a-z]+/\n'
         "_NEWLINE: (/\\n */ | COMMENT)+\nCOMMENT: /#[^\\n]*/",
         ["x=\ny=\n", "\nx=#c\n", ""],
@@ -96,12 +96,12 @@ def test_the_texts_that_lark_reads_match(name: str) -> None:
 MAKE = grammar_maker(GrammarCheck)
 
 
-def made(text: str, *, end: str = "", source: GrammarSource = GrammarSource.LARK) -> MadeGrammar:
+def make_grammar(text: str, *, end: str = "", source: GrammarSource = GrammarSource.LARK) -> MadeGrammar:
     return MAKE(GrammarOrder(source=source, text=text, text_end=end))
 
 
 def test_a_text_in_a_call_is_a_json_string() -> None:
-    grammar = made(APPLY_PATCH)
+    grammar = make_grammar(APPLY_PATCH)
     assert not grammar.is_raw
     good = '"*** Begin Patch\\n*** Add File: ü\\n+\\"\\\\\\t\\n*** End Patch"'
     wrong = ['"*** Begin Patch\n*** Add File: a\\n+\\n*** End Patch"', '"*** Begin Patch\\n*** Add', PATCH]
@@ -122,17 +122,17 @@ def test_a_text_in_a_call_is_a_json_string() -> None:
 def test_a_text_is_raw_before_a_mark_that_it_does_not_contain(
     grammar: str, end: str, good: list[str], wrong: list[str]
 ) -> None:
-    raw = made(grammar, end=end)
+    raw = make_grammar(grammar, end=end)
     assert raw.is_raw
     check_texts(GrammarCheck(raw.lark), good, wrong)
 
 
 def test_a_text_that_has_the_mark_in_any_case_is_a_json_string() -> None:
-    check_texts(GrammarCheck(made('start: "</x>"', end="</x>").lark), ['"</x>"'], [])
+    check_texts(GrammarCheck(make_grammar('start: "</x>"', end="</x>").lark), ['"</x>"'], [])
 
 
-def test_a_regular_expression_is_rusts() -> None:
-    grammar = made(r"(?i)select .+;", source=GrammarSource.RUST_REGEX)
+def test_a_regular_expression_has_the_syntax_of_rust() -> None:
+    grammar = make_grammar(r"(?i)select .+;", source=GrammarSource.RUST_REGEX)
     check_texts(GrammarCheck(grammar.lark), ['"SeLect \\t\\r;"'], ['"select \\n;"'])
 
 
@@ -168,7 +168,7 @@ def test_a_regular_expression_is_rusts() -> None:
          "line 34, column 1: more than 32 times '%ignore'"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_with_its_place(grammar: str, message: str) -> None:
+def test_errors_name_their_place(grammar: str, message: str) -> None:
     found = MAKE(GrammarOrder(source=GrammarSource.LARK, text=grammar))
     assert message in found.message
     assert found.code == "invalid_grammar"
@@ -186,8 +186,8 @@ DOUBLING = {
 
 
 @pytest.mark.parametrize("name", DOUBLING)
-def test_paths_that_double_end(name: str) -> None:
-    """Parts that are shared are looked at once; otherwise these take longer than any test waits."""
+def test_grammars_of_doubling_paths_end(name: str) -> None:
+    """Shared parts are read once; otherwise these grammars would take longer than any test waits."""
     assert isinstance(
         MAKE(GrammarOrder(source=GrammarSource.LARK, text=DOUBLING[name])), MadeGrammar | RefusedGrammar
     )

@@ -1,4 +1,4 @@
-"""Hostile schemas: each is compiled or refused by counting, with a clear error, and never by running out."""
+"""Hostile schemas: each is compiled or refused by counting, with a clear error, never by running out."""
 
 import contextlib
 import json
@@ -120,7 +120,7 @@ def test_hostile_schemas_cost_little(name):
         ("text", {"enum": ["a long text"]}),
         ("branches", {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}),
         ("unfolded", {"allOf": [{"minimum": 1}, {"maximum": 2}, {"type": "integer"}]}),
-        ("regex_states", {"type": "number", "multipleOf": 8.3}),  # nobody has made its automaton before
+        ("regex_states", {"type": "number", "multipleOf": 8.3}),  # its automaton is not cached yet
         ("regex_work", {"allOf": [{"pattern": "abc"}, {"pattern": "def"}]}),
         ("rules", {"type": "object"}),
         ("grammar", {"type": "object"}),
@@ -141,7 +141,7 @@ REFUSED_BY = {
     "huge contains": "rules",
     **dict.fromkeys(["nested counts", "many patterns"], "regex_work"),
     **dict.fromkeys(["many multiples", "negated automaton"], "regex_states"),
-}  # the limit that each of them meets; all others are compiled, or say something that is not supported
+}  # limits that refuse these; the others are compiled, or have an unsupported keyword
 SMALL = Options(
     limits=Limits(**{name: limit // 10 for name, limit in msgspec.structs.asdict(Limits()).items()})
 )
@@ -156,27 +156,27 @@ def outcome(schema, options=None):
         return str(error), None
 
 
-def each_but(*slow):
-    """Some take more than a second each, and meet limits that others meet."""
+def names_with_slow(*slow):
+    """Parametrise by all names. The slow ones take over a second each, and meet limits that others meet."""
     marks = [pytest.mark.slow]
     names = [pytest.param(name, marks=marks) if name in slow else name for name in HOSTILE]
     return pytest.mark.parametrize("name", names)
 
 
-@each_but("exponential automaton", "nested counts", "catastrophic")
+@names_with_slow("exponential automaton", "nested counts", "catastrophic")
 def test_hostile_schemas_are_compiled_or_refused_by_counting(name):
     _, limit = outcome(HOSTILE[name])
     assert limit == REFUSED_BY.get(name)
 
 
-@each_but("catastrophic", "exponential automaton", "large count", "many multiples")
-def test_hostile_schemas_come_to_the_same_end_every_time(name):
-    """A cache between schemas lets none of them pass the second time. Limits are lower, to be met sooner."""
+@names_with_slow("catastrophic", "exponential automaton", "large count", "many multiples")
+def test_hostile_schemas_have_the_same_outcome_every_time(name):
+    """No cache lets a schema pass the second time. Lower limits are met sooner."""
     assert outcome(HOSTILE[name], SMALL) == outcome(HOSTILE[name], SMALL)
 
 
 def test_an_intersection_pays_for_all_its_parts():
-    """Of sixteen patterns that hold at once, each step is sixteen steps."""
+    """A step of sixteen patterns that hold at once counts as sixteen steps."""
     patterns = [f"{chr(97 + i)}.*{chr(97 + i)}" for i in range(16)]
     language = both(*(search_language(pattern, Limits()) for pattern in patterns))
     with pytest.raises(SchemaTooLarge) as caught:
@@ -190,7 +190,7 @@ def test_a_class_of_too_many_characters_is_refused():
 
 
 def test_classes_of_unicode_are_complete():
-    """Only some planes are looked at: here all are."""
+    """The compiler reads only some planes; this test reads all of them."""
     members = defaultdict(list)
     for code in range(sys.maxunicode + 1):
         members[unicodedata.category(chr(code))].append(code)
@@ -231,7 +231,7 @@ def test_the_minimal_automaton_has_one_state_for_each_rest():
 
 
 def test_names_of_two_alternatives_are_excluded_without_an_automaton():
-    """Each of the names had a state for each of its letters: 3 s."""
+    """An automaton with a state for each letter of each name took 3 s."""
     names = [f"{a}{b}-{a * 3}-{b * 5}" for a in "abcdefghij" for b in "abcdefghij"]
     closed = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
     schema = {"oneOf": [closed, {**closed, "additionalProperties": False}]}
@@ -241,19 +241,19 @@ def test_names_of_two_alternatives_are_excluded_without_an_automaton():
     assert len(lark) < 60_000
     assert work.spent < 30_000
     grammar = GrammarCheck(lark)
-    assert grammar.check('{"zz":1}').fits  # one fits the open one only
+    assert grammar.check('{"zz":1}').fits  # valid only for the open alternative
     assert not grammar.check('{"aa-aaa-aaaaa":"x"}').fits
     assert not grammar.check('{"aa-aaa-aaaaa":1}').fits
 
 
 def test_the_share_of_a_schema_counts_its_translation():
     schema = json.dumps({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(300)}})
-    made = grammar_maker(lambda lark: None)(GrammarOrder(source=GrammarSource.SCHEMA, text=schema))
-    assert isinstance(made, MadeGrammar)
+    grammar = grammar_maker(lambda lark: None)(GrammarOrder(source=GrammarSource.SCHEMA, text=schema))
+    assert isinstance(grammar, MadeGrammar)
     compiled = compile_schema(json.loads(schema), Options(additional=Additional.CLOSED))
     work = Work()
     Translation(compiled.rules, work=work)
-    assert made.share == pytest.approx(compiled.share + work.share)
+    assert grammar.share == pytest.approx(compiled.share + work.share)
     assert work.share > compiled.share / 10
 
 

@@ -1,4 +1,4 @@
-"""A sample of real schemas, where the data lies beside the checkout; all of them: `scripts/maskbench.py`."""
+"""A sample of real schemas, if the data lies beside the checkout. `scripts/maskbench.py` runs all of them."""
 
 import json
 import runpy
@@ -34,7 +34,7 @@ def bench():
     return runpy.run_path(str(ROOT / "scripts" / "maskbench.py"))
 
 
-def test_the_bench_counts_what_happens(bench):
+def test_the_bench_counts_outcomes(bench):
     run = bench["Bench"](bench["tokenizer_of_text"](TINY, size=300), bench["Options"]())
     for each in TINY:
         run.run(each)

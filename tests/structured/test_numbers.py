@@ -41,7 +41,7 @@ test_cases = table({
         ({"type": "integer", "allOf": [{"multipleOf": 60}, {"multipleOf": 90}], "minimum": 0},
          [0, 180, 360], [90, 60]),
         ({"type": "integer", "multipleOf": 128, "not": {"const": 256}}, [128], [256, 1])],
-    "what programs write of numbers": [
+    "numbers as programs write them": [
         ({"type": "number"}, [*LIMITS, LARGEST, 5e-324, 0.00012345678901234567, 1e16], ["a"]),
         ({"type": "integer"}, LIMITS, [0.5])],
     "bounds as large as numbers get": [
@@ -104,7 +104,7 @@ def test_zero_as_a_bound_has_no_sign(zero):
         *({"type": "integer", "multipleOf": 7}, {"multipleOf": 0.5}, {"multipleOf": 3, "minimum": 1}),
     ],
 )
-def test_numbers_have_a_most_of_digits(schema):
+def test_numbers_have_a_limited_number_of_digits(schema):
     grammar = check_schema(schema)
     sevens = [f"{sign}{'7' * n}{tail}" for sign in ("", "-") for n in range(60) for tail in ("", ".5", ".")]
     fractions = [f"{whole}.{'3' * n}" for whole in ("0", "1", "8", "-8") for n in range(60)]

@@ -1,4 +1,4 @@
-"""Keywords that cannot be enforced: refused, or left out and named."""
+"""Keywords that cannot be enforced: refused, or left out and reported."""
 
 import json
 
@@ -25,7 +25,7 @@ SCHEMA = {
 }
 
 
-def test_what_is_left_out_is_named_and_the_rest_is_enforced():
+def test_keywords_that_are_left_out_are_reported_and_the_rest_is_enforced():
     with pytest.raises(UnsupportedSchema):
         compile_schema(SCHEMA)
     assert compile_schema({"type": "string"}).unenforced == ()
@@ -44,7 +44,7 @@ COMBINED = {
 
 
 @pytest.mark.parametrize(
-    ("schema", "path", "keyword", "said"),
+    ("schema", "path", "keyword", "message"),
     [
         ({"type": "object", "minProperties": 2}, "", "minProperties", None),
         ({"type": "integer", "multipleOf": 123457}, "", "multipleOf", None),
@@ -68,8 +68,8 @@ COMBINED = {
         ({"type": "object", "not": {"propertyNames": {"enum": ["a"]}}}, "/not", "propertyNames", None),
     ],
 )  # fmt: skip
-def test_what_no_grammar_can_hold_is_refused_where_it_stands_or_left_out(schema, path, keyword, said):
-    with pytest.raises(UnsupportedSchema, match=said) as caught:
+def test_unenforceable_keywords_are_refused_with_their_path_or_left_out(schema, path, keyword, message):
+    with pytest.raises(UnsupportedSchema, match=message) as caught:
         compile_schema(schema)
     assert (caught.value.path, caught.value.keyword) == (path, keyword)
     assert compile_schema(schema, LENIENT).unenforced == (Unenforced(path, keyword),)
@@ -85,13 +85,13 @@ def test_what_no_grammar_can_hold_is_refused_where_it_stands_or_left_out(schema,
         *({"maximum": float("inf")}, {"enum": [float("nan")]}),
     ],
 )
-def test_what_is_no_schema_is_refused_in_either_mode(schema):
+def test_invalid_schemas_are_refused_in_either_mode(schema):
     for options in (Options(), LENIENT):
         with pytest.raises(InvalidSchema):
             compile_schema(schema, options)
 
 
-def test_errors_tell_the_place_as_a_pointer():
+def test_errors_have_their_path_as_a_pointer():
     with pytest.raises(InvalidSchema) as caught:
         compile_schema({"properties": {"a/b": {"items": {"minLength": "x"}}}})
     assert caught.value.path == "/properties/a~1b/items"
@@ -106,7 +106,7 @@ IRREGULAR = {"pattern": "(a)\\1"}
     ("schema", "accepted", "rejected"),
     [
         ({**TEXT, "not": IRREGULAR}, ["aa", "b"], [1]),
-        ({"not": IRREGULAR}, ["aa", "b"], [1, None, {}]),  # what is no string fits every pattern
+        ({"not": IRREGULAR}, ["aa", "b"], [1, None, {}]),  # other types fit every pattern
         ({"type": ["string", "null"], "not": {"not": IRREGULAR}}, ["aa", None], [1]),
         ({**TEXT, "if": IRREGULAR, "then": {"maxLength": 2}, "else": {"minLength": 4}}, ["aa", "abcd"],
          ["abc", 1]),
@@ -124,12 +124,12 @@ IRREGULAR = {"pattern": "(a)\\1"}
         ({"not": {"multipleOf": 123457}, "type": "integer"}, [1, 2], ["a"]),
     ],
 )  # fmt: skip
-def test_what_is_left_out_may_be_so_or_not(schema, accepted, rejected):
+def test_values_may_fit_a_left_out_keyword_or_not(schema, accepted, rejected):
     assert compile_schema(schema, LENIENT).unenforced
     check_ours(schema, accepted, rejected, LENIENT)
 
 
-def test_of_patterns_for_names_only_the_broken_one_is_left_out():
+def test_only_the_broken_pattern_of_names_is_left_out():
     schema = {
         "type": "object",
         "properties": {"a": {"type": "integer"}},
@@ -142,7 +142,7 @@ def test_of_patterns_for_names_only_the_broken_one_is_left_out():
     check_ours({"not": schema, "type": "object"}, [{"a": 1}, {"xx": 1}], ["a"], LENIENT)
 
 
-def test_what_depends_on_what_is_left_out_is_named_too():
+def test_keywords_that_depend_on_a_left_out_keyword_are_reported_too():
     schema = {"allOf": [{"patternProperties": {"^(x)\\1": TEXT}}], "unevaluatedProperties": False}
     names, others = Unenforced("/allOf/0", "patternProperties"), Unenforced("", "unevaluatedProperties")
     assert set(compile_schema(schema, LENIENT).unenforced) == {names, others}
@@ -173,8 +173,8 @@ def within(schema):
         {"anyOf": [{"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#/$defs/n"}}}]},
     ],
 )
-def test_what_no_value_fits_is_named_with_its_place(impossible):
-    """It is looked for in alternatives and behind references too."""
+def test_impossible_schemas_are_refused_with_their_path(impossible):
+    """Impossible parts are found in alternatives and behind references too."""
     behind = {"$defs": {"n": {"type": "integer", "allOf": [{"maximum": 1}, {"minimum": 2}]}}}
     with pytest.raises(InvalidSchema, match="no value can satisfy") as caught:
         compile_schema({**within(impossible), **behind})
@@ -192,7 +192,7 @@ def test_what_no_value_fits_is_named_with_its_place(impossible):
          "allOf": [{"anyOf": [{"required": [f"{i}{j}"]} for j in range(9)]} for i in range(9)]},
     ],
 )  # fmt: skip
-def test_what_is_too_large_is_named_with_its_place(large):
+def test_too_large_schemas_are_refused_with_their_path(large):
     with pytest.raises(SchemaTooLarge, match="/properties/a~1b/items/properties/c") as caught:
         compile_schema(within(large))
     assert caught.value.path.startswith("/properties/a~1b/items/properties/c")

@@ -1,4 +1,4 @@
-"""Random schemas: what their grammars write, and whatever they accept, fits the schema."""
+"""Random schemas: texts that their grammars write or accept fit the schema."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ FORMATS = jsonschema.FormatChecker(["date", "ipv4", "uuid"])
 
 
 def matches(validator: Any, pattern: str, text: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """By Python's `re`, which means the same by what is drawn here."""
+    """Match by Python's `re`, which agrees on the patterns that are drawn here."""
     ends = pattern[:-1] + r"\Z" if pattern.endswith("$") else pattern
     if isinstance(text, str) and not re.search(ends, text, re.ASCII):
         yield jsonschema.ValidationError("it does not match")
@@ -167,7 +167,7 @@ def is_valid(schema: Any, text: str) -> bool:
             return Exact(exact, format_checker=FORMATS).is_valid(json.loads(text, parse_float=Decimal))
     except RecursionError:
         return True
-    except BaseException as panic:  # the end of the stack within a library of the reference
+    except BaseException as panic:  # a stack overflow in a library of `jsonschema`
         if type(panic).__name__ != "PanicException":
             raise
         return True
@@ -197,16 +197,16 @@ def test_drawn_sentences_fit_the_schema(schema, seed, whitespace, order):
             assert is_valid(schema, text.decode()), text
 
 
-def in_order(schema: Any, value: Any) -> bool:
-    """Whether no object in the value has more than one property: then there is no order to be wrong."""
+def has_no_order(schema: Any, value: Any) -> bool:
+    """Return True if no object in the value has two properties, which could stand in another order."""
     if isinstance(value, dict):
-        return len(value) < 2 and all(in_order(schema, v) for v in value.values())
-    return all(in_order(schema, v) for v in value) if isinstance(value, list) else True
+        return len(value) < 2 and all(has_no_order(schema, v) for v in value.values())
+    return all(has_no_order(schema, v) for v in value) if isinstance(value, list) else True
 
 
 @QUICK
 @given(schemas, st.lists(values, min_size=5, max_size=15))
-def test_what_is_accepted_is_valid_and_what_is_valid_is_accepted_where_order_does_not_matter(
+def test_accepted_values_are_valid_and_valid_values_are_accepted_where_order_does_not_matter(
     schema, instances
 ):
     judge(schema, instances)
@@ -240,6 +240,6 @@ def judge(schema: Any, instances: list[Any]) -> int:
     for value in instances:
         fits, valid = grammar.check(compact(value)).fits, is_valid(schema, compact(value))
         assert valid or not fits, f"accepted: {compact(value)}"
-        if valid and is_closed and in_order(schema, value):
+        if valid and is_closed and has_no_order(schema, value):
             assert fits, f"rejected: {compact(value)}"
     return len(instances)

@@ -1,4 +1,4 @@
-"""What is drawn token by token from real vocabularies, and ends, is JSON of its schema."""
+"""Sentences drawn token by token from real vocabularies are JSON of their schema."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RealVocabulary:
         pieces = [vocabulary.piece(token) for token in range(vocabulary.vocab_size)]
         self._closes = np.array([piece[-1:] in (b'"', b"}", b"]") for piece in pieces])
 
-    def drawn(self, matcher: LLMatcher, rng: random.Random, longest: int = 600) -> bytes | None:
+    def draw(self, matcher: LLMatcher, rng: random.Random, longest: int = 600) -> bytes | None:
         text = b""
         ends = list(self.vocabulary.end_tokens)
         for _ in range(longest):
@@ -90,9 +90,9 @@ def real(request: pytest.FixtureRequest) -> Iterator[RealVocabulary]:
 @pytest.mark.parametrize("number", range(len(SCHEMAS)))
 def test_an_answer_that_ends_is_json_of_its_schema(real: RealVocabulary, number: int) -> None:
     schema = {"type": "object", "properties": {"v": SCHEMAS[number]}, "required": ["v"]}
-    made = real.make(GrammarOrder(source=GrammarSource.SCHEMA, text=json.dumps(schema)))
-    matcher, rng = compile_grammar(made.lark, real.tokenizer), random.Random(number)
-    drawn = [text for _ in range(6) if (text := real.drawn(matcher.deep_copy(), rng)) is not None]
+    grammar = real.make(GrammarOrder(source=GrammarSource.SCHEMA, text=json.dumps(schema)))
+    matcher, rng = compile_grammar(grammar.lark, real.tokenizer), random.Random(number)
+    drawn = [text for _ in range(6) if (text := real.draw(matcher.deep_copy(), rng)) is not None]
     judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker(["date"]))
     for text in drawn:
         judge.validate(json.loads(text))

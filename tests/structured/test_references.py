@@ -7,8 +7,8 @@ from openai_cpu_server.structured.options import InvalidSchema, UnsupportedSchem
 from tests.structured.oracle import check, check_ours, table
 
 INT = {"type": "integer"}
-SHUT = {"additionalProperties": False}
-TREE = {"type": "object", "properties": {"kids": {"items": {"$dynamicRef": "#node"}}}, **SHUT}
+CLOSED = {"additionalProperties": False}
+TREE = {"type": "object", "properties": {"kids": {"items": {"$dynamicRef": "#node"}}}, **CLOSED}
 
 
 LISTS = {
@@ -21,7 +21,7 @@ HOME = {"$id": "https://example.org/root", "$defs": LISTS}
 NODES = {"v": True, "kids": {"type": "array", "items": {"$dynamicRef": "#node"}}}
 OPEN_TREE = {"$id": "tree", "$dynamicAnchor": "node", "type": "object", "properties": NODES}
 OUTSIDE = {"$id": "https://a/strict", "$dynamicAnchor": "node", "$ref": "tree", "$defs": {"tree": OPEN_TREE}}
-SHUT_LATE = {"unevaluatedProperties": False}
+CLOSED_LATE = {"unevaluatedProperties": False}
 test_cases = table({
     "pointers are unescaped": [({"$defs": {"a/b~c d": INT}, "$ref": "#/$defs/a~1b~0c%20d"}, [1], ["a"])],
     "recursion": [
@@ -32,7 +32,7 @@ test_cases = table({
         ({"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/b"}},
           "b": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "additionalProperties": False}},
           "$ref": "#/$defs/a"}, [[], [{}], [{"a": [{}]}]], [{}, [{"a": {}}], [1]])],
-    "endless recursion is no alternative": [
+    "endless recursion is not an alternative": [
         ({"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"]}},
           "anyOf": [{"$ref": "#/$defs/n"}, INT]}, [1], [{}, {"n": {}}])],
     "ids": [
@@ -44,7 +44,7 @@ test_cases = table({
     "siblings are silent in the older drafts": [
         ({"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"n": INT},
           "$ref": "#/definitions/n", "minimum": 5}, [4, 5], ["a"])],
-    "an id beside a silencing ref is no base": [
+    "an id beside a silencing ref is not a base": [
         ({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "http://example.org/base/",
           "definitions": {"s": {"$id": "http://example.org/other/n.json", "type": "string"},
           "i": {"$id": "n.json", **INT}}, "allOf": [{"$id": "http://example.org/other/", "$ref": "n.json"}]},
@@ -58,21 +58,21 @@ test_cases = table({
         ({"$id": "https://example.org/strict", "$dynamicAnchor": "node", "$ref": "tree", "required": ["kids"],
           "$defs": {"tree": {"$id": "tree", "$dynamicAnchor": "node", **TREE}}},
          [{"kids": []}, {"kids": [{"kids": []}]}], [{}, {"kids": [{}]}])],
-    "a dynamic ref means what the way there says": [
+    "a dynamic ref depends on the path to it": [
         ({**HOME, "anyOf": [{"$ref": "numbers"}, {"$ref": "strings"}]}, [[1, 2], ["a"], []],
          [[1, "a"], [None], 1]),
         ({**HOME, "$ref": "list"}, [[1, "a", None]], [1]),
         ({**HOME, "properties": {"a": {"$ref": "numbers"}, "b": {"$ref": "strings"}}, "type": "object"},
          [{"a": [1], "b": ["x"]}], [{"a": ["x"]}, {"b": [1]}])],
     "a dynamic ref closes a tree from outside": [
-        ({**OUTSIDE, **SHUT_LATE}, [{"v": 1, "kids": [{"v": 2, "kids": []}]}],
+        ({**OUTSIDE, **CLOSED_LATE}, [{"v": 1, "kids": [{"v": 2, "kids": []}]}],
          [{"w": 1}, {"kids": [{"w": 1}]}, {"kids": [1]}]),
         (OUTSIDE, [{"kids": [{"w": 1}]}, {"w": 1}], [{"kids": [1]}])],
     "a reference to true or false": [
         ({"$defs": {"t": True, "f": False}, "anyOf": [{"$ref": "#/$defs/f"}, {"type": "null"}]}, [None], [1]),
         ({"$defs": {"t": True}, "properties": {"a": {"$ref": "#/$defs/t"}}, "type": "object"}, [{"a": 1}],
          [1])],
-    "an unused definition is not looked at": [
+    "an unused definition is not compiled": [
         ({"$defs": {"broken": {"pattern": "(?=a)"}}, "type": "integer"}, [1], ["a"])],
 })  # fmt: skip
 
@@ -100,7 +100,7 @@ test_ours = table({
     "an embedded document is read by its own draft": [
         ({"$defs": {"o": OLD}, "$ref": "urn:old"}, [4], ["a"]),
         ({**D7, "definitions": {"o": NEW}, "allOf": [{"$ref": "urn:new"}]}, [5], [4, "a"])],
-    "a recursive ref means the root that asks for it": [
+    "a recursive ref means the root that has a recursive anchor": [
         ({"$recursiveRef": "#/$defs/n", "$defs": {"n": INT}}, [1], ["a"]),
         ({**OUTER, "$recursiveAnchor": True}, [1, "a", {"b": 1}, {"b": {"c": "d"}}], [1.5, {"b": None}]),
         (OUTER, [1, "a", {"b": "c"}], [{"b": 1}])],

@@ -199,7 +199,7 @@ def test_words_beyond_ascii_have_no_boundaries_as_in_ecmascript():
     assert grammar.check(json.dumps("éx", ensure_ascii=False)).fits
 
 
-def test_what_nothing_matches_is_refused():
+def test_a_pattern_without_matches_is_refused():
     with pytest.raises(InvalidSchema, match="nothing matches"):
         regex_rules(r"(?=a)b")
 

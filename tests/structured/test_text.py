@@ -1,4 +1,4 @@
-"""Names and counts in the text that runs, and grammars under one root."""
+"""Lark text of a grammar: names, counts, and several grammars under one root."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def schema_rules(schema):
     return compile_schema(schema).rules
 
 
-def test_deep_and_counted_patterns_mean_what_they_say():
+def test_deep_and_counted_patterns_keep_their_language():
     deep = check_rules(schema_rules({"type": "string", "pattern": "^" + "(a" * 40 + ")?" * 40 + "$"}))
     check_texts(deep, [f'"{"a" * n}"' for n in (0, 1, 12, 40)], [f'"{"a" * 41}"', '"b"', '"ab"'])
     counted = check_rules(regex_rules("((ab){2,3}){0,5}(abc)*(x{2})+"))
@@ -50,14 +50,14 @@ ANYTHING = schema_rules({"type": "object"})
 OTHER = schema_rules({"type": "object", "properties": {"a": {}}, "additionalProperties": False})
 
 
-def test_parts_mean_what_they_meant_alone() -> None:
+def test_parts_keep_their_language() -> None:
     grammar = check_rules(composed('"1" a | "2" b | "3" c', {"a": STRINGS, "b": ANYTHING, "c": OTHER}))
     good = ['1["AB"]', "1[]", '2{"x":[1,{}]}', '3{"a":{"b":"c"}}', "3{}"]
     bad = ['1["ab"]', '1["A"]', '2["AB"]', '3{"x":1}', '{"x":1}', "1", ""]
     check_texts(grammar, good, bad)
 
 
-def test_what_parts_have_in_common_is_written_once() -> None:
+def test_rules_that_parts_have_in_common_are_written_once() -> None:
     both = composed("a b", {"a": ANYTHING, "b": ANYTHING})
     assert text_length(both) < 1.3 * text_length(ANYTHING)
 
@@ -86,17 +86,17 @@ def test_a_clients_own_grammar_is_a_part_like_others() -> None:
     assert all(grammar.check(text).fits for text in ("[a]", "[A]", "[::= b]"))
 
 
-def test_a_name_that_is_no_part_is_an_error() -> None:
+def test_a_name_without_a_part_is_an_error() -> None:
     with pytest.raises(InvalidGrammar, match="no rule 'b'"):
         composed("a b", {"a": OTHER})
 
 
-def test_parts_are_the_same_behind_a_boundary() -> None:
+def test_parts_survive_packing() -> None:
     tokens = parse_gbnf('root ::= <[302]> [^a-z] x{2,} | ""\nx ::= "é" [] ]{,3}'.replace("[] ]", "[ ]"))
     for rules in (STRINGS, ANYTHING, OTHER, tokens):
         assert unpacked_rules(packed_rules(rules)) == rules
 
 
-def test_it_has_a_limit() -> None:
+def test_a_composed_grammar_has_a_limit() -> None:
     with pytest.raises(SchemaTooLarge):
         composed("a", {"a": ANYTHING}, Limits(grammar=100))

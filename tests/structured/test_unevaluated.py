@@ -10,7 +10,7 @@ D2019 = {"$schema": "https://json-schema.org/draft/2019-09/schema"}
 D2020 = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
 INT, STR = {"type": "integer"}, {"type": "string"}
 OBJECT, ARRAY = {"type": "object"}, {"type": "array"}
-SHUT, SHUT_ITEMS = {"unevaluatedProperties": False}, {"unevaluatedItems": False}
+CLOSED, CLOSED_ITEMS = {"unevaluatedProperties": False}, {"unevaluatedItems": False}
 
 
 def has(*names, **properties):
@@ -69,33 +69,35 @@ CLOSED_OBJECTS = {
          [{"ab": 1, "b": 1}, {"a": 1, "ab": "x"}, {"c": 1}]),
 }  # fmt: skip
 OTHERS = {
-    "allOf: properties after it": ({**SHUT, "allOf": [has(a=INT)], "properties": {"b": INT}},
+    "allOf: properties after it": ({**CLOSED, "allOf": [has(a=INT)], "properties": {"b": INT}},
          [{"a": 1, "b": 1}, {}, 3], [{"c": 1}]),
     "$ref: a base that is extended": ({"$defs": {"base": {**OBJECT, **has("id", id=INT)}},
-          "$ref": "#/$defs/base", "properties": {"name": STR}, **SHUT}, [{"id": 1}, {"id": 1, "name": "x"}],
+          "$ref": "#/$defs/base", "properties": {"name": STR}, **CLOSED}, [{"id": 1}, {"id": 1, "name": "x"}],
          [{"name": "x"}, {"id": 1, "age": 2}, {"id": "x"}, 1]),
     "$ref: one that leads to others": ({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}],
           "properties": {"a": INT}}, "b": {"$ref": "#/$defs/c", "patternProperties": {"^x": INT}},
-          "c": has(c=INT)}, "$ref": "#/$defs/a", **SHUT}, [{"c": 1, "a": 1, "x1": 1}, {}],
+          "c": has(c=INT)}, "$ref": "#/$defs/a", **CLOSED}, [{"c": 1, "a": 1, "x1": 1}, {}],
          [{"d": 1}, {"x1": "a"}]),
     "$ref: a tree that is closed where it is used": ({"$defs": {"tree": {"type": "object",
           "properties": {"kids": {"type": "array", "items": {"$ref": "#"}}}}}, "$ref": "#/$defs/tree",
-          "properties": {"value": INT}, "required": ["value"], **SHUT},
+          "properties": {"value": INT}, "required": ["value"], **CLOSED},
          [{"kids": [{"value": 1}, {"kids": [], "value": 2}], "value": 3}],
          [{"kids": [{"value": 1, "x": 1}], "value": 1}, {"value": 1, "x": 1}]),
     "$dynamicRef": ({**D2020, "$defs": {"it": {"$dynamicAnchor": "it", **has(a=INT)}}, "$dynamicRef": "#it",
-          "properties": {"b": INT}, **SHUT}, [{"a": 1, "b": 1}], [{"c": 1}]),
+          "properties": {"b": INT}, **CLOSED}, [{"a": 1, "b": 1}], [{"c": 1}]),
     "a schema instead of false": ({**OBJECT, "allOf": [has(a=STR)], "unevaluatedProperties": INT},
          [{"a": "x", "z": 1}, {"z": 1}], [{"a": "x", "z": "y"}, {"a": 1}]),
-    "true asks for nothing": ({"allOf": [has(a=INT)], "unevaluatedProperties": True}, [{"z": 1}],
+    "true requires nothing": ({"allOf": [has(a=INT)], "unevaluatedProperties": True}, [{"z": 1}],
          [{"a": "x"}]),
-    "anyOf: one of another type": ({"anyOf": [STR, has(a=INT)], **SHUT}, ["x", {"a": 1}, {}, 1], [{"b": 1}]),
+    "anyOf: one of another type": ({"anyOf": [STR, has(a=INT)], **CLOSED}, ["x", {"a": 1}, {}, 1],
+         [{"b": 1}]),
     "not: a closed one": ({**OBJECT, **has(a=INT, b=INT), "additionalProperties": False,
-          "not": {"allOf": [has(a=INT)], **SHUT}}, [{"b": 1}, {"a": 1, "b": 1}], [{"a": 1}, {}, {"a": "x"}]),
-    "cousins are not seen": ({**OBJECT, "allOf": [has(a=INT), {**has(b=INT), "allOf": [True], **SHUT}]},
+          "not": {"allOf": [has(a=INT)], **CLOSED}}, [{"b": 1}, {"a": 1, "b": 1}],
+         [{"a": 1}, {}, {"a": "x"}]),
+    "cousins are not seen": ({**OBJECT, "allOf": [has(a=INT), {**has(b=INT), "allOf": [True], **CLOSED}]},
          [{"b": 1}, {}], [{"a": 1}, {"a": 1, "b": 1}]),
     "within a property": (
-         {"properties": {"p": {**OBJECT, "anyOf": [has("a", a=INT), has("b", b=INT)], **SHUT}}},
+         {"properties": {"p": {**OBJECT, "anyOf": [has("a", a=INT), has("b", b=INT)], **CLOSED}}},
          [{"p": {"a": 1}}, {"q": 1}], [{"p": {"c": 1}}, {"p": {"a": 1, "c": 1}}]),
     "values of const evaluate nothing": (
          {**OBJECT, "allOf": [{"const": {"a": 1}}], "unevaluatedProperties": INT}, [{"a": 1}],
@@ -104,10 +106,10 @@ OTHERS = {
          {**ARRAY, "allOf": [{"prefixItems": [STR]}], "unevaluatedItems": INT}, [["x"], ["x", 1, 2], []],
          [[1], ["x", "y"]]),
     "items: $ref": (
-         {"$defs": {"pair": {**ARRAY, "prefixItems": [INT, INT]}}, "$ref": "#/$defs/pair", **SHUT_ITEMS},
+         {"$defs": {"pair": {**ARRAY, "prefixItems": [INT, INT]}}, "$ref": "#/$defs/pair", **CLOSED_ITEMS},
          [[], [1, 2]], [[1, 2, 3], "x"]),
     "items: not: a closed one": (
-         {**ARRAY, "items": INT, "not": {"allOf": [{"prefixItems": [True]}], **SHUT_ITEMS}},
+         {**ARRAY, "items": INT, "not": {"allOf": [{"prefixItems": [True]}], **CLOSED_ITEMS}},
          [[1, 2], [1, 2, 3]], [[], [1], ["x", 1]]),
 }  # fmt: skip
 
@@ -136,34 +138,34 @@ CLOSED_ARRAYS = {
 @pytest.mark.parametrize("name", CLOSED_OBJECTS)
 def test_properties_of_closed_objects(name):
     schema, valid, invalid = CLOSED_OBJECTS[name]
-    check({**OBJECT, **schema, **SHUT}, valid, invalid)
+    check({**OBJECT, **schema, **CLOSED}, valid, invalid)
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_others(name):
+def test_open_and_other_schemas(name):
     check(*OTHERS[name])
 
 
 @pytest.mark.parametrize("name", CLOSED_ARRAYS)
 def test_items_of_closed_arrays(name):
     schema, valid, invalid = CLOSED_ARRAYS[name]
-    check({**ARRAY, **schema, **SHUT_ITEMS}, valid, invalid)
+    check({**ARRAY, **schema, **CLOSED_ITEMS}, valid, invalid)
 
 
 def test_contains_evaluates_nothing_in_draft_2019_09():
-    """Not judged by `jsonschema`, which does not tell the two drafts apart here."""
-    schema = {**D2019, **ARRAY, "items": [True], "contains": STR, **SHUT_ITEMS}
+    """Check without `jsonschema`, which does not distinguish the two drafts here."""
+    schema = {**D2019, **ARRAY, "items": [True], "contains": STR, **CLOSED_ITEMS}
     check_ours(schema, [["x"]], [[1], [1, "x"], ["x", "y"]])
 
 
 def test_the_order_is_that_of_the_schema():
-    schema = {"allOf": [has("b", b=INT), has("a", a=INT)], "properties": {"c": INT}, **OBJECT, **SHUT}
+    schema = {"allOf": [has("b", b=INT), has("a", a=INT)], "properties": {"c": INT}, **OBJECT, **CLOSED}
     check_ours(schema, [{"b": 1, "a": 1, "c": 1}], [{"a": 1, "b": 1, "c": 1}, {"c": 1, "b": 1, "a": 1}])
 
 
-def test_what_is_left_out_evaluates_everything():
-    """Where it is not known what a subschema evaluates, nothing may be called unevaluated."""
-    schema = {**OBJECT, "allOf": [{"patternProperties": {r"(a)\1": INT}}], **SHUT}
+def test_a_left_out_keyword_evaluates_everything():
+    """No property counts as unevaluated while those that a subschema evaluates are unknown."""
+    schema = {**OBJECT, "allOf": [{"patternProperties": {r"(a)\1": INT}}], **CLOSED}
     with pytest.raises(UnsupportedSchema, match="patternProperties"):
         compile_schema(schema)
     check_ours(schema, [{"b": 1}, {"z": 1}], [1], Options(strict=False))
@@ -171,8 +173,8 @@ def test_what_is_left_out_evaluates_everything():
 
 def test_a_schema_within_itself_is_refused():
     for schema in (
-        {"$ref": "#", **SHUT},
-        {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, has(b=INT)]}}, "$ref": "#/$defs/a", **SHUT},
+        {"$ref": "#", **CLOSED},
+        {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, has(b=INT)]}}, "$ref": "#/$defs/a", **CLOSED},
     ):
         with pytest.raises(InvalidSchema):
             compile_schema(schema)

@@ -51,8 +51,8 @@ test_spelling = table({
 
 
 test_nullable_is_of_openapi_and_adds_null = table({
-    "beside a type": [({"type": "string", "nullable": is_so}, ["a", None][:1 + is_so], [1, None][:2 - is_so])
-                      for is_so in (True, False)],
+    "beside a type": [({"type": "string", "nullable": null}, ["a", None][:1 + null], [1, None][:2 - null])
+                      for null in (True, False)],
     "beside other keywords": [
         ({"type": "object", "nullable": True, "required": ["a"]}, [None, {"a": 1}], [{}, "a"])],
     "of a property": [
@@ -155,7 +155,7 @@ test_arrays = table({
          [["a", 1], ["a", "b", 1], ["a", 1, None]], [["a"], [1, 2], ["a", "b"], ["a", 1, 1, 1]])],
     "two needs at once": [
         (array(allOf=[{"contains": INT}, {"contains": STR}]), [[1, "a"], ["a", None, 1]], [[1], ["a"], []])],
-    "an array that cannot be long enough is no alternative": [
+    "an array that cannot be long enough is not an alternative": [
         ({"anyOf": [array(items=False, minItems=1), INT]}, [1], [[], [1]])],
     "unique items of few values": [
         (array(items={"enum": DAYS}, uniqueItems=True), [DAYS[::-1], ["sun", "mon"]], [["mon", "mon"]]),
@@ -256,7 +256,7 @@ def test_equal_strings_may_be_spelt_in_two_ways():
         ('[{"name":"a","on":true},{"name":"b"},{"name":"a"', ",}"),
     ],
 )
-def test_what_leads_to_a_second_equal_item_is_not_allowed(text, allowed):
+def test_bytes_that_lead_to_a_second_equal_item_are_not_allowed(text, allowed):
     following = check_schema(array(items=CLOSED, uniqueItems=True)).after(text.encode())
     assert following.allowed == allowed.encode()
 
@@ -307,8 +307,8 @@ def test_a_token_of_two_equal_items_is_not_taken(begin):
 
 
 @pytest.mark.parametrize("kind", ["integer", "number"])
-def test_numbers_that_must_differ_are_never_read_in_parts(kind):
-    """Else each beginning would count as an item. White space behind numbers has them read in parts."""
+def test_numbers_of_a_unique_list_are_never_read_in_parts(kind):
+    """Otherwise each beginning would count as an item. White space after numbers makes them read in parts."""
     unique = array(items={"type": kind}, uniqueItems=True)
     with pytest.raises(UnsupportedSchema, match="uniqueItems"):
         check_schema(unique, FLEXIBLE)
