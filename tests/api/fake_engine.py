@@ -28,7 +28,7 @@ from openai_cpu_server.engine.output import LoopDetector
 from openai_cpu_server.engine.parts import OutputParts
 from openai_cpu_server.engine_client.calls import EmbeddingAnswer, GenerationAnswer
 from openai_cpu_server.engine_client.live import names_of
-from openai_cpu_server.errors import AdapterFailed, RequestCancelled
+from openai_cpu_server.errors import AdapterFailed, GenerationFailed, RequestCancelled
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.fakes import END_TOKEN, FAKE_INFO, FAKE_LIVE, FakeEmbedder, adapted, next_token
 
@@ -115,6 +115,12 @@ class FakeEngine:
         for request, answer in found:
             answer.fail(request.id, RequestCancelled("The request was cancelled on the server."))
         return bool(found)
+
+    def end(self) -> None:
+        """Fail all requests, as an engine does whose server shuts down."""
+        while self._live:
+            _, (request, answer) = self._live.popitem()
+            answer.fail(request.id, GenerationFailed("The server is shutting down.", may_retry=True))
 
     def stop(self, name: str) -> bool:
         found = [key for key in self._live if name in names_of(key)]

@@ -230,9 +230,11 @@ async def test_a_server_that_ends_leaves_a_failed_response(tmp_path: Path) -> No
     engine = FakeEngine(text="Hello", is_held=True)
     async with serving(engine, where) as http:
         response = await create_in_background(http)
-        engine.cancel(response["id"])  # an engine that ends does so too
+        await eventually(lambda: engine.requests() != [])
+        engine.end()
     async with serving(FakeEngine(text="Hello"), where) as http:
-        assert await status_of(http, response) in ("failed", "cancelled")
+        failed = (await http.get(f"/v1/responses/{response['id']}")).json()
+        assert (failed["status"], failed["error"]["message"]) == ("failed", "The server is shutting down.")
 
 
 async def test_conversations_expire() -> None:
