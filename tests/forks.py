@@ -30,7 +30,10 @@ _TOGETHER = {
         ["tests/e2e/test_embedding_clients.py", "tests/e2e/test_frameworks.py"],
         "one import of frameworks that take seconds",
     ),
-    **dict.fromkeys(["tests/test_fences.py", "tests/test_house.py"], "the package's syntax trees"),
+    **dict.fromkeys(
+        [f"tests/test_{name}.py" for name in ("fences", "house", "patterns", "waiting")],
+        "the package's and the tests' syntax trees",
+    ),
 }  # prefix of file names -> the expensive thing that these files share; one fork takes them all
 _INDEX_BYTES = 2
 

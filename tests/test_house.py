@@ -1,4 +1,4 @@
-"""Names and words of the package's files. See docs/contributing.md."""
+"""Names and words of the package, the tests and the scripts. See docs/contributing.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.trees import PACKAGE, Source, package
+from tests.trees import PACKAGE, Source, all_files, package
 
 
 def test_a_public_class_name_is_defined_once() -> None:
@@ -41,16 +41,18 @@ NO_BEGINNING = re.compile(
 )
 
 
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Yield docstrings, and strings after fields and constants, with their places."""
+    for file, source in all_files().items():
+        for node in source.nodes(ast.Expr):
+            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+                yield f"{file}:{node.lineno}", " ".join(node.value.value.split())
+
+
 def test_a_docstring_begins_with_a_verb_or_a_noun() -> None:
-    """Check docstrings, and strings after fields and constants."""
-    found = {
-        f"{module}:{node.lineno}": text[:60]
-        for module, source in package().items()
-        for node in source.nodes(ast.Expr)
-        if isinstance(node.value, ast.Constant) and isinstance(text := node.value.value, str)
-        if NO_BEGINNING.match(text)
-    }
-    assert found == {}
+    found = {place: text[:60] for place, text in docstrings() if NO_BEGINNING.match(text)}
+    sent_to_models = {place for place in found if place.startswith("tests: e2e/test_frameworks.py")}
+    assert found.keys() == sent_to_models, found
 
 
 FOREIGN_WORDS = re.compile(
@@ -73,8 +75,14 @@ EXEMPT = {
 
 
 def test_a_text_has_no_words_of_the_dialect() -> None:
-    """Check all strings of the package: errors, log lines, help, docstrings."""
+    """Check all strings of the package (errors, log lines, help), and the docstrings of tests and scripts."""
+    rules = "tests: test_house.py"
     found = {
+        place: text[:80]
+        for place, text in docstrings()
+        if FOREIGN_WORDS.search(text)
+        if not place.startswith((rules, *(f"openai_cpu_server: {module}" for module in EXEMPT)))
+    } | {
         f"{module}:{node.lineno}": text[:80]
         for module, source in package().items()
         if module not in EXEMPT
@@ -101,9 +109,22 @@ def bound_names(source: Source) -> Iterator[str]:
 
 def test_a_name_is_a_noun_not_a_participle() -> None:
     found = {
-        f"{module}: {name}"
-        for module, source in package().items()
+        f"{file}: {name}"
+        for file, source in all_files().items()
         for name in bound_names(source)
         if name.lstrip("_") in PARTICIPLES
     }
     assert found == set(), "use a noun, such as event; msgspec.field(name=...) renames a field of JSON"
+
+
+DIALECT = {"nobody", "somebody", "everybody", "told", "tells", "said", "says", "asked", "asks", "who", "anew"}
+
+
+def test_a_function_or_class_has_no_words_of_the_dialect_in_its_name() -> None:
+    found = {
+        f"{file}: {node.name}"
+        for file, source in all_files().items()
+        for node in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        if not DIALECT.isdisjoint(re.sub("(?=[A-Z])", "_", node.name).lower().split("_"))
+    }
+    assert found == set(), "name the program or the request, and what it reports or sends"

@@ -1,4 +1,4 @@
-"""Syntax trees of the package and of the tests: each file is parsed and walked once in a process."""
+"""Syntax trees of package, tests and scripts: each file is parsed and walked once in a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 Node = TypeVar("Node", bound=ast.AST)
 
 TESTS = Path(__file__).parent
-PACKAGE = TESTS.parent / "openai_cpu_server"
+PACKAGE, SCRIPTS = TESTS.parent / "openai_cpu_server", TESTS.parent / "scripts"
 _NO_NODES = {list, str, bytes, int, float, complex, bool, type(None), type(...), ast.Load, ast.Store, ast.Del}
 
 
@@ -73,3 +73,11 @@ def package() -> dict[str, Source]:
 def files_of_tests() -> dict[str, Source]:
     """Return the files by their paths below `tests`."""
     return {path.as_posix(): source for path, source in _parsed(TESTS).items()}
+
+
+@functools.cache
+def all_files() -> dict[str, Source]:
+    """Return the files of the package, the tests and the scripts by their paths."""
+    modules = {f"openai_cpu_server: {module}": source for module, source in package().items()}
+    tests = {f"tests: {path}": source for path, source in files_of_tests().items()}
+    return modules | tests | {f"scripts: {path}": source for path, source in _parsed(SCRIPTS).items()}

@@ -75,7 +75,7 @@ class OllamaToolCall(msgspec.Struct, frozen=True):
     function: OllamaFunctionCall
 
 
-class OllamaSaid(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class OllamaAnswerMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: str
     content: str
     thinking: str = ""
@@ -87,7 +87,7 @@ class OllamaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     model: str
     created_at: str
-    message: Union[OllamaSaid, None] = None
+    message: Union[OllamaAnswerMessage, None] = None
     response: Union[str, None] = None
     thinking: str = ""
     logprobs: tuple[TokenEntry, ...] = ()
@@ -191,7 +191,7 @@ class OllamaRenderer:
         text, thoughts = content_of(parts), reasoning_of(parts)
         if not self._is_chat:
             return OllamaLine(model=model, created_at=now(), response=text, thinking=thoughts, done=False)
-        message = OllamaSaid(role="assistant", content=text, thinking=thoughts, tool_calls=calls)
+        message = OllamaAnswerMessage(role="assistant", content=text, thinking=thoughts, tool_calls=calls)
         return OllamaLine(model=model, created_at=now(), message=message, done=False)
 
     def unasked(self, model: str, done_reason: str) -> OllamaLine:
