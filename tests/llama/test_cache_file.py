@@ -228,7 +228,7 @@ def test_blocks_are_stored_by_number() -> None:
     assert store.get(3) is first
     store.drop(3)
     assert store.get(9) is second
-    with pytest.raises(AssertionError, match="no block 3"):
+    with pytest.raises(AssertionError, match="block 3 is not saved"):
         store.get(3)
     with pytest.raises(AssertionError, match="saved already"):
         store.put(9, second)

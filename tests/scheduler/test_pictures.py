@@ -85,7 +85,7 @@ def test_a_picture_that_cannot_be_encoded_ends_its_own_request() -> None:
     driver = Driver()
     bad, good = question("bad", picture(SHORT_MS, height=13)), question("good", picture(SHORT_MS))
     driver.run(request("other", output=20), bad, good)
-    assert driver.failures == {"bad": "it cannot be encoded"}
+    assert driver.failures == {"bad": "the picture cannot be encoded"}
 
 
 def test_cancelling_a_request_ends_its_encoding() -> None:
