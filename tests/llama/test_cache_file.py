@@ -234,7 +234,7 @@ def test_blocks_are_stored_by_number() -> None:
         store.put(9, second)
     store.close()
     assert store.spare_bytes == 0
-    with pytest.raises(AssertionError, match="no block 9"):
+    with pytest.raises(AssertionError, match="block 9 is not saved"):
         store.get(9)
 
 
