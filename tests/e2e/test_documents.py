@@ -170,8 +170,11 @@ def looping_pdf() -> bytes:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: pdf("a", repeated=200_000), lambda: pdf("a" + " " * 200_000_000), looping_pdf],
-    ids=["a page many times", "a long page", "a circle"],
+    [
+        pytest.param(lambda: pdf("a", repeated=200_000), id="a page many times", marks=pytest.mark.slow),
+        pytest.param(lambda: pdf("a" + " " * 200_000_000), id="a long page"),
+        pytest.param(looping_pdf, id="a circle"),
+    ],
 )
 def test_a_file_that_expands_without_end_affects_only_its_request(
     server: ServerProcess, make: Callable[[], bytes]

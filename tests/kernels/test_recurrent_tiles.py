@@ -30,15 +30,18 @@ def error(found: Floats, case: DeltaNetCase) -> float:
     return max(float(np.abs(found[part] - exact[part]).max() / np.abs(exact[part]).max()) for part in parts)
 
 
-@pytest.mark.parametrize("width", [32, 64, 128, 160, 256])
-@pytest.mark.parametrize("tokens", [16, 32, 47, 48, 70, 300])
+@pytest.mark.parametrize(
+    ("width", "tokens"),
+    [(64, 16), (64, 32), (64, 47), (64, 48), (64, 70), (64, 300), (32, 70), (128, 70), (160, 47), (256, 70)],
+)
 def test_a_prompt_equals_its_tokens_one_by_one(
     library: KernelLibrary, graphs: GgmlGraphs, width: int, tokens: int
 ) -> None:
     for name in ("stays", "in each other's place") if width == 64 else ("new cells",):
         case = delta_net(tokens=tokens, reads=READS[name], width=width)
-        for threads in (1, 3):
-            assert error(compute_by_tiles(library, graphs, case, threads), case) < _ROUNDED
+        found = compute_by_tiles(library, graphs, case, threads=1)
+        assert error(found, case) < _ROUNDED
+        assert np.array_equal(compute_by_tiles(library, graphs, case, threads=3), found)
 
 
 def test_states_of_earlier_tokens_are_kept(library: KernelLibrary, graphs: GgmlGraphs) -> None:
