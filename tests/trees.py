@@ -20,8 +20,8 @@ _NO_NODES = {list, str, bytes, int, float, complex, bool, type(None), type(...),
 class Source:
     """A file with its nodes by type."""
 
-    def __init__(self, path: Path) -> None:
-        self.text = path.read_text("utf-8")
+    def __init__(self, text: str) -> None:
+        self.text = text
         self._nodes: defaultdict[type[ast.AST], list[ast.AST]] = defaultdict(list)
         for node in walk(ast.parse(self.text)):
             self._nodes[type(node)].append(node)
@@ -53,7 +53,7 @@ def _parsed(root: Path) -> dict[Path, Source]:
     """Parse all files, without garbage collection: the trees live as long as the process."""
     gc.disable()
     paths = sorted(path for path in root.rglob("*.py") if "node_modules" not in path.parts)
-    sources = {path.relative_to(root): Source(path) for path in paths}
+    sources = {path.relative_to(root): Source(path.read_text("utf-8")) for path in paths}
     gc.freeze()
     gc.enable()
     return sources

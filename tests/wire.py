@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 from tests.server_process import ServerProcess
+from tests.waiting import DEADLINE_S
 
 CHAT = "/v1/chat/completions"
 END = b"\r\nhost: localhost\r\n\r\n"  # end of a request's first line, and all of its headers
@@ -20,7 +21,7 @@ def connect(server: ServerProcess, *, receive_bytes: int | None = None) -> socke
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if receive_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    sock.settimeout(30)
+    sock.settimeout(DEADLINE_S)
     sock.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
     return sock
 

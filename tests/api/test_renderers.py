@@ -75,12 +75,12 @@ async def test_a_waiting_call_streams_its_place() -> None:
 
 
 async def first_with(items: AsyncIterator[StreamItem], word: bytes) -> bytes:
-    async for item in items:
+    chunks: list[bytes] = []
+    while not any(word in chunk for chunk in chunks):
+        item = await anext(items)
         assert not isinstance(item, (QueuePlace, ModelLoading))
-        for chunk in item:
-            if word in chunk.json:
-                return chunk.json
-    raise AssertionError(f"no {word!r}")
+        chunks += (chunk.json for chunk in item)
+    return next(chunk for chunk in chunks if word in chunk)
 
 
 async def test_leaving_a_call_ends_its_requests() -> None:

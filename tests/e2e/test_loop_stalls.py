@@ -131,7 +131,9 @@ def test_ten_at_once(server: ServerProcess) -> None:
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_hostile_message(server: ServerProcess, path: str, name: str) -> None:
     def send() -> None:
-        with connect(server.url.replace("http", "ws") + path, max_size=None) as socket:
+        with connect(
+            server.url.replace("http", "ws") + path, max_size=None, open_timeout=DEADLINE_S
+        ) as socket:
             socket.send(MESSAGES[name](), text=True)
             assert '"error"' in str(socket.recv(timeout=DEADLINE_S))
 

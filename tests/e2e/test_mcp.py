@@ -31,7 +31,6 @@ tools = ["add", "look"]
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_model_calls_a_tool_and_the_tools_process_ends_with_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +56,6 @@ def test_a_model_calls_a_tool_and_the_tools_process_ends_with_the_server(
         wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
-@pytest.mark.timeout(240)
 def test_a_vision_model_gets_the_pictures_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other contents become text, in which no part is lost."""
     config = tmp_path / "config.toml"

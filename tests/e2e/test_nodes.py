@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         (folder / f"node{node}").mkdir()
         (folder / f"node{node}" / "cpulist").write_text(",".join(map(str, cpus)))
     model, projector = tiny_model_path(sees=True), tiny_projector_path("gemma3", rows_width=256)
-    topology = ("--numa", "--numa-folder", str(folder))
+    topology = ("--numa", "--numa-folder", str(folder), "--kernels", "invariant")  # for texts after a kill
     with ServerProcess("--model", str(model), "--mmproj", str(projector), *topology) as process:
         wait_until(lambda: {node["state"] for node in nodes(process).values()} == {"ready"})
         wait_until(lambda: process.status()["status"] == "ready")  # nodes report to the server now and then

@@ -144,12 +144,12 @@ async def test_a_list_of_tools_that_is_too_long_is_named_as_the_reason() -> None
 
 
 async def test_a_server_that_hangs_is_started_again() -> None:
-    async with connection(stdio(), McpLimits(seconds=3)) as server:
+    async with connection(stdio(), McpLimits(seconds=6)) as server:
         await server.tools()
         (before,) = children()
         beside = asyncio.create_task(server.call("fine", {}))
         late = await server.call("hang", {})
-        assert (late.text, late.is_error) == ("the tool has not answered within 3 seconds", True)
+        assert (late.text, late.is_error) == ("the tool has not answered within 6 seconds", True)
         await beside
         await asyncio.to_thread(before.wait)
         assert (await server.call("fine", {})).text == "fine"
