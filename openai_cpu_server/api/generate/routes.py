@@ -15,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.admin.models import ModelCard, model_card
 from openai_cpu_server.api.generate import render
 from openai_cpu_server.api.generation import route
 from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
 from openai_cpu_server.api.generation.schema import GenerationBody, JsonObject, OutputLimit
 from openai_cpu_server.api.generation.to_params import any_object, generation_params
+from openai_cpu_server.api.model_card import ModelCard, model_card
 from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.errors import BodyTooLarge, wrong
 from openai_cpu_server.http.body import off_loop, streamed_body
