@@ -47,11 +47,11 @@ def recording_params(body: RecordingBody, data: bytes, task: str) -> GenerationP
         if task == "transcribe"
     }
     params = shared_params(body, prompt, id_prefix="transcribe-", form=one_form(shared_forms(body)))
-    limit = body.max_completion_tokens or body.max_tokens
+    sampling, limit = params.sampling, body.max_completion_tokens or body.max_tokens
+    values = msgspec.structs.replace(sampling.values, temperature=body.temperature or 0.0)
     return msgspec.structs.replace(
         params,
-        sampling=msgspec.structs.replace(params.sampling, temperature=body.temperature or 0.0),
-        sent=params.sent | {"temperature"},
+        sampling=msgspec.structs.replace(sampling, values=values, sent=sampling.sent | {"temperature"}),
         recording=RecordingParam(mark, data, "file", _PIECE_S, trained),
         max_tokens=LimitParam(
             limit or _PIECE_TOKENS, "max_completion_tokens", is_ceiling=True, is_unlimited=limit is None
