@@ -70,7 +70,7 @@ request, which is not a person."""
 EXEMPT = {
     "answers.store",  # words of negation in questions
     "api.responses.conversation",  # an instruction to the model, as are those of transcriptions
-    "api.transcriptions.routes",
+    "api.transcriptions.to_params",
 }
 
 

@@ -18,7 +18,8 @@ from openai_cpu_server.api.chat import routes as chat
 from openai_cpu_server.api.completions import routes as completions
 from openai_cpu_server.api.events import stream as events
 from openai_cpu_server.api.files import routes as files
-from openai_cpu_server.api.files.routes import RowRunner, uploaded
+from openai_cpu_server.api.files.routes import uploaded
+from openai_cpu_server.api.files.rows import RowRunner
 from openai_cpu_server.api.generate import routes as generate
 from openai_cpu_server.api.generation.answer_lookup import X_CACHE, AnswerLookup
 from openai_cpu_server.api.generation.attachments import AttachmentFinder

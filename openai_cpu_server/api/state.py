@@ -16,7 +16,7 @@ from openai_cpu_server.config.adapters import AdapterSource
 from openai_cpu_server.contract.mcp import McpServers
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.pull import PullStep
-from openai_cpu_server.errors import unknown_parameter
+from openai_cpu_server.errors import ModelNotFound, PullNotAllowed, unknown_parameter
 from openai_cpu_server.http.body import BodyBudget, off_loop, streamed_body
 from openai_cpu_server.http.context import RequestHistory, context_of
 from openai_cpu_server.http.keys import KeyRing
@@ -107,6 +107,21 @@ class ModelStore(Protocol):
     async def derive(self, name: str, preset: Preset) -> None:
         """Let the name mean the preset's model. Raises ModelNotFound, InvalidRequest."""
         ...
+
+
+def store_for(store: ModelStore | None, name: str, request: Request) -> ModelStore:
+    """Return the store. Raises PullNotAllowed, and ModelNotFound for a name that the key may not use."""
+    if store is None:
+        raise PullNotAllowed
+    allowed = context_of(request.scope).identity.allowed_models
+    if allowed is not None and name not in allowed:
+        raise ModelNotFound(name)
+    return store
+
+
+async def pull_to_end(store: ModelStore, name: str) -> None:
+    async for _ in store.pull(name):
+        pass
 
 
 class AppState(NamedTuple):

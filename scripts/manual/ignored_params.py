@@ -11,7 +11,7 @@ from openai_cpu_server.api.generation.schema import GenerationBody, StreamOption
 from openai_cpu_server.api.llama_server.schema import LlamaServerBody
 from openai_cpu_server.api.ollama.schema import OllamaBody, OllamaGenerateBody, OllamaOptions
 from openai_cpu_server.api.pooling.schema import EmbeddingBody, OllamaEmbedBody, RerankBody
-from openai_cpu_server.api.transcriptions.routes import RecordingBody
+from openai_cpu_server.api.transcriptions.schema import RecordingBody
 from openai_cpu_server.http.parse import Body
 
 _WHERE: Mapping[str, type[Body]] = {

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.files.routes import RowRunner
+from openai_cpu_server.api.files.rows import RowRunner
 from openai_cpu_server.contract.engine import Engine, EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.engine_client.client import EngineClient

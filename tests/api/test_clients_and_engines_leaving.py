@@ -16,7 +16,7 @@ import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.generation.resumable_streams import EventLog
+from openai_cpu_server.api.generation.event_log import EventLog
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.http.keys import KeyRing
 from tests.api.asgi import exchange

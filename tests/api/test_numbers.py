@@ -14,8 +14,8 @@ from openai_cpu_server.api.admin.adapters import AdapterBody
 from openai_cpu_server.api.admin.tokens import TokenizeBody
 from openai_cpu_server.api.chat.schema import ChatBody
 from openai_cpu_server.api.completions.routes import CompletionBody
-from openai_cpu_server.api.files.routes import BatchBody
-from openai_cpu_server.api.generate.routes import GenerateBatchBody, GenerateBody
+from openai_cpu_server.api.files.schema import BatchBody
+from openai_cpu_server.api.generate.schema import GenerateBatchBody, GenerateBody
 from openai_cpu_server.api.messages.schema import CountBody, MessagesBody
 from openai_cpu_server.api.pooling.schema import EmbeddingBody, RerankBody
 from openai_cpu_server.api.responses.schema import ResponsesBody

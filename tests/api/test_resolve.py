@@ -100,10 +100,9 @@ def test_many_texts_of_a_request_are_one_piece_of_work() -> None:
     params = CHAT.read(json.dumps({"messages": [user("a")]}).encode(), lenient=False)
     tokenizer = _CountingTokenizer()
     biases = (LogitBiasParam("a", 1.0), LogitBiasParam(7, 2.0), LogitBiasParam("b", None))
-    sampling = for_model(
-        msgspec.structs.replace(params, biases=biases), tokenizer, vocab_size=tokenizer.vocab_size
-    )
-    assert (sampling.logit_bias, sampling.bad_words) == ({99: 1.0, 7: 2.0}, ((100,),))
+    sampling = msgspec.structs.replace(params.sampling, biases=biases)
+    values = for_model(sampling, tokenizer, vocab_size=tokenizer.vocab_size)
+    assert (values.logit_bias, values.bad_words) == ({99: 1.0, 7: 2.0}, ((100,),))
     assert tokenizer.num_calls == 1
     tokenizer = _CountingTokenizer()
     tokens = whole_prompt(["first", 7, "a", "b", 8], tokenizer, most_tokens=None)

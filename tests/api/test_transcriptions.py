@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.generation.call import Prompt
 from openai_cpu_server.api.transcriptions.render import JoinedText, TranscriptRenderer
-from openai_cpu_server.api.transcriptions.routes import RecordingBody
+from openai_cpu_server.api.transcriptions.schema import RecordingBody
 from openai_cpu_server.contract.media import Sound
 from openai_cpu_server.contract.messages import FinishReason, PromptProgress
 from openai_cpu_server.contract.request import Priority

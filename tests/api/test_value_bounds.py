@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from openai_cpu_server.api.admin.tokens import DetokenizeBody
 from openai_cpu_server.api.chat.schema import ChatBody
 from openai_cpu_server.api.completions.routes import CompletionBody
-from openai_cpu_server.api.files.routes import BatchBody
+from openai_cpu_server.api.files.schema import BatchBody
 from openai_cpu_server.api.pooling.schema import EmbeddingBody
 from openai_cpu_server.api.responses.schema import ResponsesBody
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, TooManyValues

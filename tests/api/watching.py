@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.files.routes import RowRunner
+from openai_cpu_server.api.files.rows import RowRunner
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.observe.telemetry import ModelTelemetry, Telemetry
 from openai_cpu_server.observe.tracing import Tracing

@@ -10,6 +10,8 @@ from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.generation import renderer
 from openai_cpu_server.api.generation.call import PartsReader, ResolvedRequest, ToolCallStyle
+from openai_cpu_server.api.generation.completion import ChoiceStream, ChunkStream, Completion, completion
+from openai_cpu_server.api.generation.logprobs import ChatLogprobs, ContentScores, chat_logprobs
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import wrong
@@ -76,12 +78,12 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
 class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: AssistantMessage
-    logprobs: renderer.ChatLogprobs | None
+    logprobs: ChatLogprobs | None
     finish_reason: str
     ended_by: renderer.EndedBy = UNSET
 
 
-class ChatCompletion(renderer.Completion[ChatChoice], frozen=True, kw_only=True):
+class ChatCompletion(Completion[ChatChoice], frozen=True, kw_only=True):
     object: str = "chat.completion"
 
 
@@ -94,24 +96,24 @@ class ChatRenderer:
             self._choice(gathered.call, gathered.pieces, index, answer)
             for index, (_, answer) in enumerate(gathered.shown)
         ]
-        return renderer.completion(ChatCompletion, gathered, choices)
+        return completion(ChatCompletion, gathered, choices)
 
-    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> renderer.ChunkStream:
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> ChunkStream:
         shown_pieces = None if call.shown_logprobs is None else pieces
-        choices: dict[str, renderer.ChoiceStream] = {}
+        choices: dict[str, ChoiceStream] = {}
         for index, request in enumerate(call.requests):
             if call.tool_calls is None and call.thinking is None:
                 choices[request.id] = _TextChoice(index, shown_pieces).choices
             else:
                 choices[request.id] = _PartsChoice(index, shown_pieces, call, self._new_id).choices
-        return renderer.ChunkStream(call, "chat.completion.chunk", choices, empty=_EMPTY)
+        return ChunkStream(call, "chat.completion.chunk", choices, empty=_EMPTY)
 
     def _choice(
         self, call: ResolvedRequest, pieces: PieceTexts, index: int, answer: renderer.GatheredAnswer
     ) -> ChatChoice:
         logprobs = None
         if call.shown_logprobs is not None:
-            logprobs = renderer.chat_logprobs(answer.logprobs[answer.answer_start :], pieces)
+            logprobs = chat_logprobs(answer.logprobs[answer.answer_start :], pieces)
         reader = call.reader()
         parts = answer.parts(reader)
         reason = _reason(answer.ended, reader, call.tool_calls)
@@ -171,7 +173,7 @@ class _TextChoice:
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> bytes:
         if self._pieces is None:
             return _NO_LOGPROBS
-        return msgspec.json.encode(renderer.chat_logprobs(entries, self._pieces))
+        return msgspec.json.encode(chat_logprobs(entries, self._pieces))
 
 
 class _PartsChoice(_TextChoice):
@@ -186,7 +188,7 @@ class _PartsChoice(_TextChoice):
         self._reader = call.reader()
         self._new_id = new_id
         self._num_calls = 0
-        self._content_scores = renderer.ContentScores()
+        self._content_scores = ContentScores()
 
     def choices(self, event: TokenEvent) -> list[bytes]:
         self._content_scores.add(event)

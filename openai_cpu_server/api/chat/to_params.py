@@ -36,7 +36,6 @@ def chat_params(body: schema.ChatBody) -> GenerationParams:
     return msgspec.structs.replace(
         params,
         ignored=to_params.adapted_names(names, messages),
-        samplers=body.samplers,
         logprobs=_logprobs(body),
         details=to_params.details_param(body),
         last_tokens=body.truncate_prompt_tokens,

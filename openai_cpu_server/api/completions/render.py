@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from openai_cpu_server.api.generation import renderer
 from openai_cpu_server.api.generation.call import Prompt, ResolvedRequest
+from openai_cpu_server.api.generation.completion import ChunkStream, Completion, completion
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.models.served import PieceTexts, finite_logprob
@@ -101,7 +102,7 @@ class TextChoice(msgspec.Struct, frozen=True):
     ended_by: renderer.EndedBy = UNSET
 
 
-class TextCompletion(renderer.Completion[TextChoice], frozen=True, kw_only=True):
+class TextCompletion(Completion[TextChoice], frozen=True, kw_only=True):
     object: str = "text_completion"
 
 
@@ -117,15 +118,15 @@ class CompletionRenderer:
                     logprobs = prompt_logprobs(prompt, answer.prompt_logprobs, pieces) + logprobs
             text, reason = echo + answer.text, renderer.finish_reason(answer.ended)
             choices.append(TextChoice(text, position, logprobs, reason, renderer.ended_by(answer.ended)))
-        return renderer.completion(TextCompletion, gathered, choices)
+        return completion(TextCompletion, gathered, choices)
 
-    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> renderer.ChunkStream:
+    def stream(self, call: ResolvedRequest, pieces: PieceTexts) -> ChunkStream:
         shown_pieces = pieces if call.shown_logprobs is not None else None
         choices = {
             request.id: _EchoingChoice(index, call.prompt_of(index), shown_pieces).choices
             for index, request in enumerate(call.requests)
         }
-        return renderer.ChunkStream(call, "text_completion", choices, empty=_EMPTY)
+        return ChunkStream(call, "text_completion", choices, empty=_EMPTY)
 
 
 class _EchoingChoice:

@@ -45,7 +45,6 @@ def completion_params(body: CompletionBody) -> GenerationParams:
     params = generation_params(body, prompt, id_prefix="cmpl-")
     return msgspec.structs.replace(
         params,
-        samplers=body.samplers,
         ignored=Ignored(ignored_samplers(body.samplers)),
         best_of=body.best_of,
         details=details_param(body),

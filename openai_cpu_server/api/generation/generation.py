@@ -154,8 +154,7 @@ def _with_defaults(params: GenerationParams, chosen: ChosenModel) -> GenerationP
     limit = LimitParam.ceiling(preset.max_tokens, _PRESET_PATH) if preset.max_tokens else None
     return msgspec.structs.replace(
         params,
-        sampling=with_defaults(params, chosen.model.defaults, preset.parameters),
-        is_seeded=params.is_seeded or "seed" in preset.parameters,
+        sampling=with_defaults(params.sampling, chosen.model.defaults, preset.parameters),
         max_tokens=params.max_tokens or limit,
         stop=params.stop or preset.stop,
         prompt=_with_turns(params.prompt, preset),

@@ -216,7 +216,7 @@ def answer_output(form: FormParam | None, grammars: ModelGrammars) -> PlannedOut
 def check_ends(params: GenerationParams, output: PlannedOutput) -> None:
     """Reject an option that prevents the output's end. Raises InvalidRequest."""
     has_grammar = output.constraint is not None and output.constraint.grammar is not None
-    if has_grammar and params.sampling.ignore_eos:
+    if has_grammar and params.sampling.values.ignore_eos:
         why = "the output ends where its grammar ends"
         message = f"'ignore_eos' cannot be combined with structured output or tools: {why}."
         raise wrong(message, "ignore_eos")

@@ -216,6 +216,21 @@ class LogitBiasParam(msgspec.Struct, frozen=True):
     """Forbidden if None."""
 
 
+class SamplingParam(msgspec.Struct, frozen=True, kw_only=True):
+    values: Sampling
+    sent: frozenset[str]
+    """Fields that the client has sent, by the contract's names."""
+    is_seeded: bool = False
+    defaults: SamplingValues | None = None
+    """Values for fields that neither client nor model has, as the family's clients expect."""
+    samplers: tuple[str, ...] | None = None
+    """Samplers to apply, or None for all."""
+    biases: tuple[LogitBiasParam, ...] = ()
+    """Biases that need the model's tokenizer. Others are in `values.logit_bias`."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that become `values.bad_words` with the model's tokenizer."""
+
+
 class DetailsParam(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool = False
     tokens: bool = False
@@ -265,16 +280,9 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
     id_prefix: str
     """Prefix of call ids. Without its hyphen it is the family's name in the logs."""
     prompt: Union[ConversationParam, ConversationsParam, PromptsParam]
-    sampling: Sampling
-    is_seeded: bool = False
+    sampling: SamplingParam
     last_tokens: int | None = None
     """Last prompt tokens to keep, -1 for as many as fit, or None for all."""
-    sent: frozenset[str] = frozenset()
-    """Sampling fields that the client has sent, by the contract's names."""
-    defaults: SamplingValues | None = None
-    """Values for fields that neither client nor model has, as the family's clients expect."""
-    samplers: tuple[str, ...] | None = None
-    """Samplers to apply, or None for all."""
     call_id: str | None = None
     """Id of the call that goes on, or None for a new one."""
     num_bytes: int = 0
@@ -309,10 +317,6 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True):
     """False neither uses nor stores a cached answer."""
     cache_salt: str | None = None
     timeout_s: float | None = None
-    biases: tuple[LogitBiasParam, ...] = ()
-    """Biases that need the model's tokenizer. Others are in `sampling.logit_bias`."""
-    bad_words: tuple[str, ...] = ()
-    """Texts that become `sampling.bad_words` with the model's tokenizer."""
     details: DetailsParam = DetailsParam()
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby, takewhile
@@ -29,10 +29,12 @@ from openai_cpu_server.api.generation.params import (
     ConversationsParam,
     FileParam,
     GenerationParams,
+    LimitParam,
     MessageParam,
     PromptsParam,
 )
 from openai_cpu_server.api.generation.sampling import (
+    OutputBudget,
     check_tokens,
     choices_of,
     for_choice,
@@ -93,6 +95,51 @@ def served_tier(requested_tier: str, priority: Priority) -> str:
 
 def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequest:
     choices = choices_of(params, context.options)
+    params, prompts, output = _planned(params, context)
+    # To choose the best, log-probabilities are needed, whether they are shown or not.
+    is_ranked = choices.made > choices.shown and params.logprobs is None
+    common = _request(params, context, output, top_logprobs=0 if is_ranked else params.logprobs)
+    call_id = params.call_id or params.id_prefix + secrets.token_hex(12)
+    usual = context.chosen.model.defaults.max_output_tokens
+    budgets = [
+        output_budget(params, len(prompt.tokens), context.info, context.options, usual) for prompt in prompts
+    ]
+    tier = params.service_tier
+    if tier is not None:
+        tier = served_tier(tier if tier in TIERS else "default", common.priority)
+    return ResolvedRequest(
+        id=call_id,
+        model=context.chosen.name,
+        created=int(time.time()),
+        fingerprint=fingerprint(context.info, context.chosen.adapter_key),
+        prompts=tuple(prompts),
+        requests=tuple(_choice_requests(common, call_id, prompts, budgets, choices.made)),
+        n=choices.shown,
+        best_of=choices.made,
+        priority=common.priority,
+        stream=params.stream,
+        include_usage=params.include_usage,
+        timeout_s=params.timeout_s,
+        max_output_tokens=choices.made * _reserved_tokens(params.max_tokens, budgets),
+        default_limit=budgets[0].tokens if params.max_tokens is None and usual is not None else None,
+        context_ends_it=any(budget.context_ends_it for budget in budgets),
+        service_tier=tier,
+        metadata=params.metadata,
+        shown_logprobs=params.logprobs,
+        grammar_path=output.path,
+        tool_calls=output.tool_calls,
+        thinking=output.thinking,
+        is_cached=params.cache is not False,
+        is_repeatable=common.sampling.temperature == 0 or params.sampling.is_seeded,
+        details=params.details,
+        headers=_headers(params, output),
+    )
+
+
+def _planned(
+    params: GenerationParams, context: ResolveContext
+) -> tuple[GenerationParams, list[Prompt], PlannedOutput]:
+    """Prepare prompts and output, and drop what the output or the client does not take."""
     prompts, output = _prepared(params, context)
     if params.last_tokens is not None:
         prompts = _cut(prompts, params, params.last_tokens, context)
@@ -102,68 +149,42 @@ def _resolved(params: GenerationParams, context: ResolveContext) -> ResolvedRequ
         params = msgspec.structs.replace(params, stop=())
     is_wanted = context.caller.wants_progress() or params.details.progress
     details = msgspec.structs.replace(params.details, progress=params.stream and is_wanted)
-    params = msgspec.structs.replace(params, details=details)
-    # To choose the best, log-probabilities are needed, whether they are shown or not.
-    is_ranked = choices.made > choices.shown and params.logprobs is None
-    common = _request(params, context, output, top_logprobs=0 if is_ranked else params.logprobs)
-    call_id = params.call_id or params.id_prefix + secrets.token_hex(12)
-    usual = context.chosen.model.defaults.max_output_tokens
-    budgets = [
-        output_budget(params, len(prompt.tokens), context.info, context.options, usual) for prompt in prompts
-    ]
-    requests = tuple(
-        msgspec.structs.replace(
-            common,
-            id=f"{call_id}/{index * choices.made + choice}",
-            tokens=prompt.tokens,
-            boundaries=prompt.boundaries,
-            media_items=prompt.media_items,
-            media=prompt.media,
-            max_tokens=budget.tokens,
-            sampling=for_choice(common.sampling, choice),
-        )
-        for index, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True))
-        for choice in range(choices.made)
-    )
-    max_output_tokens, limit, tier = 0, params.max_tokens, params.service_tier
-    if limit is not None and not limit.is_unlimited:
-        each = (budget.tokens if limit.is_ceiling else limit.tokens for budget in budgets)
-        max_output_tokens = choices.made * sum(each)
-    if tier is not None:
-        tier = served_tier(tier if tier in TIERS else "default", common.priority)
-    return ResolvedRequest(
-        id=call_id,
-        model=context.chosen.name,
-        created=int(time.time()),
-        fingerprint=fingerprint(context.info, context.chosen.adapter_key),
-        prompts=tuple(prompts),
-        requests=requests,
-        n=choices.shown,
-        best_of=choices.made,
-        priority=common.priority,
-        stream=params.stream,
-        include_usage=params.include_usage,
-        timeout_s=params.timeout_s,
-        max_output_tokens=max_output_tokens,
-        default_limit=budgets[0].tokens if limit is None and usual is not None else None,
-        context_ends_it=any(budget.context_ends_it for budget in budgets),
-        service_tier=tier,
-        metadata=params.metadata,
-        shown_logprobs=params.logprobs,
-        grammar_path=output.path,
-        tool_calls=output.tool_calls,
-        thinking=output.thinking,
-        is_cached=params.cache is not False,
-        is_repeatable=common.sampling.temperature == 0 or params.is_seeded,
-        details=details,
-        headers=_headers(params, output),
-    )
+    return msgspec.structs.replace(params, details=details), prompts, output
+
+
+def _choice_requests(
+    common: GenerationRequest,
+    call_id: str,
+    prompts: Sequence[Prompt],
+    budgets: Sequence[OutputBudget],
+    num_choices: int,
+) -> Iterator[GenerationRequest]:
+    """Yield the requests of all choices, those of one prompt together."""
+    for index, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True)):
+        for choice in range(num_choices):
+            yield msgspec.structs.replace(
+                common,
+                id=f"{call_id}/{index * num_choices + choice}",
+                tokens=prompt.tokens,
+                boundaries=prompt.boundaries,
+                media_items=prompt.media_items,
+                media=prompt.media,
+                max_tokens=budget.tokens,
+                sampling=for_choice(common.sampling, choice),
+            )
+
+
+def _reserved_tokens(limit: LimitParam | None, budgets: Sequence[OutputBudget]) -> int:
+    """Return the output tokens of one choice of each prompt that the key reserves."""
+    if limit is None or limit.is_unlimited:
+        return 0
+    return sum(budget.tokens if limit.is_ceiling else limit.tokens for budget in budgets)
 
 
 def _request(
     params: GenerationParams, context: ResolveContext, output: PlannedOutput, *, top_logprobs: int | None
 ) -> GenerationRequest:
-    sampling = for_model(params, context.chosen.model.tokenizer, vocab_size=context.info.vocab_size)
+    sampling = for_model(params.sampling, context.chosen.model.tokenizer, vocab_size=context.info.vocab_size)
     identity, router_caller = context.caller.identity, router_caller_of(params, context.caller)
     key = identity.digest if context.options.isolate_by_key else None
     return GenerationRequest(

@@ -11,7 +11,12 @@ import msgspec
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.params import ConversationsParam, GenerationParams, PromptsParam
+from openai_cpu_server.api.generation.params import (
+    ConversationsParam,
+    GenerationParams,
+    PromptsParam,
+    SamplingParam,
+)
 from openai_cpu_server.contract.model_info import ModelInfo, Tokenizer
 from openai_cpu_server.contract.request import COUNT, DryPenalty, Sampling
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
@@ -45,8 +50,21 @@ _DRY = {
 }
 
 
-def sampling_of(body: Body) -> Sampling:
+def sampling_param(body: Body, *, defaults: SamplingValues | None = None) -> SamplingParam:
     """Read the fields that the body type has. Raises InvalidRequest for a bias without a token id."""
+    names = type(body).model_fields.keys() & {"seed", "samplers", "bad_words"}
+    fields = {name: getattr(body, name) for name in names}
+    return SamplingParam(
+        values=_values(body),
+        sent=sampling_sent(body),
+        is_seeded=_is_seed(fields.get("seed")),
+        defaults=defaults,
+        samplers=fields.get("samplers"),
+        bad_words=tuple(fields.get("bad_words") or ()),
+    )
+
+
+def _values(body: Body) -> Sampling:
     names = type(body).model_fields.keys() & {*_CONVERTED, *_SAME_NAMES}
     sent = {name: getattr(body, name) for name in names}
     seed, top_k, bias, sigma, stops, repetition = (sent.pop(name, None) for name in _CONVERTED)
@@ -59,7 +77,7 @@ def sampling_of(body: Body) -> Sampling:
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
             raise wrong("Invalid value for 'logit_bias': its keys must be token ids.", "logit_bias")
     return Sampling(
-        seed=seed % _SEEDS if is_seed(seed) else secrets.randbelow(_SEEDS),
+        seed=seed % _SEEDS if _is_seed(seed) else secrets.randbelow(_SEEDS),
         top_k=top_k if top_k is not None and top_k > 0 else None,
         logit_bias={int(key): number for key, number in (bias or {}).items()},
         top_n_sigma=max(sigma or 0.0, 0.0),
@@ -76,13 +94,14 @@ def sampling_sent(body: Body) -> frozenset[str]:
     return frozenset(sent)
 
 
-def with_defaults(params: GenerationParams, model: ModelDefaults, preset: SamplingValues) -> Sampling:
+def with_defaults(sampling: SamplingParam, model: ModelDefaults, preset: SamplingValues) -> SamplingParam:
     """Fill in unsent fields. Greedy requests get no penalties but those of the `preset`."""
-    usual = model.over(params.defaults)
-    if "temperature" in params.sent and params.sampling.temperature == 0:
+    usual = model.over(sampling.defaults)
+    if "temperature" in sampling.sent and sampling.values.temperature == 0:
         usual = {name: value for name, value in usual.items() if not name.endswith("_penalty")}
-    unsent = {name: value for name, value in {**usual, **preset}.items() if name not in params.sent}
-    return with_samplers(with_values(params.sampling, unsent), params.samplers)
+    unsent = {name: value for name, value in {**usual, **preset}.items() if name not in sampling.sent}
+    values = with_samplers(with_values(sampling.values, unsent), sampling.samplers)
+    return msgspec.structs.replace(sampling, values=values, is_seeded=sampling.is_seeded or "seed" in preset)
 
 
 def _dry(body: Body) -> DryPenalty | None:
@@ -96,25 +115,26 @@ def _dry(body: Body) -> DryPenalty | None:
     return DryPenalty(**{name: value for name, value in sent.items() if value is not None})
 
 
-def is_seed(seed: int | None) -> TypeGuard[int]:
+def _is_seed(seed: int | None) -> TypeGuard[int]:
     """Return False for -1, which means any seed in llama-server and vLLM."""
     return seed is not None and seed != -1
 
 
-def for_model(params: GenerationParams, tokenizer: Tokenizer, *, vocab_size: int) -> Sampling:
+def for_model(sampling: SamplingParam, tokenizer: Tokenizer, *, vocab_size: int) -> Sampling:
     """Resolve texts to tokens. Raises InvalidRequest for ids outside of the vocabulary."""
-    texts = [one.token for one in params.biases if isinstance(one.token, str)]
+    values = sampling.values
+    texts = [one.token for one in sampling.biases if isinstance(one.token, str)]
     encoded = iter(tokenizer.encode_all(texts, add_special=False, parse_special=False) if texts else ())
-    bias, forbidden = dict(params.sampling.logit_bias), _bad_words(params.bad_words, tokenizer)
-    for one in params.biases:
+    bias, forbidden = dict(values.logit_bias), _bad_words(sampling.bad_words, tokenizer)
+    for one in sampling.biases:
         for token in (one.token,) if isinstance(one.token, int) else next(encoded):
             if one.amount is None:
                 forbidden.append((token,))
             else:
                 bias[token] = one.amount
     check_tokens((*bias, *chain(*forbidden)), vocab_size=vocab_size, param="logit_bias")
-    check_tokens(params.sampling.stop_tokens, vocab_size=vocab_size, param="stop_token_ids")
-    return msgspec.structs.replace(params.sampling, logit_bias=bias, bad_words=tuple(forbidden))
+    check_tokens(values.stop_tokens, vocab_size=vocab_size, param="stop_token_ids")
+    return msgspec.structs.replace(values, logit_bias=bias, bad_words=tuple(forbidden))
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:

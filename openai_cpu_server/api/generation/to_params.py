@@ -21,7 +21,7 @@ from openai_cpu_server.api.generation.params import (
     PromptsParam,
     ReasoningParam,
 )
-from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
+from openai_cpu_server.api.generation.sampling import sampling_param
 from openai_cpu_server.api.generation.schema import (
     GenerationBody,
     JsonObject,
@@ -184,10 +184,7 @@ def shared_params(
     return GenerationParams(
         id_prefix=id_prefix,
         prompt=prompt,
-        sampling=sampling_of(body),
-        sent=sampling_sent(body),
-        is_seeded=is_seed(body.seed),
-        bad_words=tuple(body.bad_words or ()),
+        sampling=sampling_param(body),
         model=body.model,
         lora=body.lora,
         stream=bool(body.stream),

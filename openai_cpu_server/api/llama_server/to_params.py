@@ -46,17 +46,19 @@ def llama_server_params(body: schema.LlamaServerBody, prompt: PromptsParam) -> G
     params = to_params.shared_params(
         completed, prompt, id_prefix="llama-", form=to_params.one_form(iter(forms))
     )
-    sampling = params.sampling
-    if not params.is_seeded:
-        sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(schema.ANY_SEED))
+    values = params.sampling.values
+    if not params.sampling.is_seeded:
+        values = msgspec.structs.replace(values, seed=secrets.randbelow(schema.ANY_SEED))
     return msgspec.structs.replace(
         params,
-        sampling=sampling,
-        sent=sampling_sent(body),
-        defaults=schema.DEFAULTS,
-        samplers=body.samplers,
+        sampling=msgspec.structs.replace(
+            params.sampling,
+            values=values,
+            sent=sampling_sent(body),
+            defaults=schema.DEFAULTS,
+            biases=() if biases is None else biases.texts,
+        ),
         ignored=Ignored(ignored_samplers(body.samplers)),
-        biases=() if biases is None else biases.texts,
         n=body.n_cmpl or body.n,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         max_tokens=body.limit,

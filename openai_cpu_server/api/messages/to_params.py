@@ -12,7 +12,7 @@ import msgspec
 
 from openai_cpu_server.api.generation import params
 from openai_cpu_server.api.generation.output import check_no_choice
-from openai_cpu_server.api.generation.sampling import sampling_of, sampling_sent
+from openai_cpu_server.api.generation.sampling import sampling_param
 from openai_cpu_server.api.generation.schema import ForeignKind
 from openai_cpu_server.api.generation.to_params import (
     adapted_names,
@@ -86,8 +86,7 @@ def count_params(body: schema.CountBody) -> params.GenerationParams:
     return params.GenerationParams(
         id_prefix="msg_",
         prompt=params.ConversationParam(messages, "messages"),
-        sampling=sampling_of(body),
-        sent=sampling_sent(body),
+        sampling=sampling_param(body),
         ignored=adapted_names(left_out, messages),
         model=body.model,
         stop_path="stop_sequences",

@@ -14,14 +14,13 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.logprobs import TokenEntry, chat_logprobs
 from openai_cpu_server.api.generation.renderer import (
     Chunk,
     EndedBy,
     GatheredCall,
     ProgressChunk,
     Renderer,
-    TokenEntry,
-    chat_logprobs,
     content_of,
     ended_by,
     escaped_line_ends,

@@ -12,11 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.admin.models import pull_to_end, store_for
 from openai_cpu_server.api.generation.generation import CascadeAttempt
 from openai_cpu_server.api.generation.route import ApiAdapter, while_connected, whole_answer
 from openai_cpu_server.api.ollama import models, render, schema, to_params
-from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, read_body
+from openai_cpu_server.api.state import AppState, ModelStore, chosen_model, pull_to_end, read_body, store_for
 from openai_cpu_server.contract.engine import EngineState, unavailable
 from openai_cpu_server.errors import Forbidden, InvalidRequest, missing, shown
 from openai_cpu_server.http.body import in_thread, off_loop

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from openai_cpu_server.api.generation import params
-from openai_cpu_server.api.generation.sampling import is_seed, sampling_of, sampling_sent
+from openai_cpu_server.api.generation.sampling import sampling_param
 from openai_cpu_server.api.generation.schema import LACKS
 from openai_cpu_server.api.generation.to_params import adapted_names, any_object, reasoning_param, schema_form
 from openai_cpu_server.api.ollama import schema
@@ -103,10 +103,7 @@ def _params(
     return params.GenerationParams(
         id_prefix="ollama-",
         prompt=prompt,
-        sampling=sampling_of(options),
-        sent=sampling_sent(options),
-        defaults=schema.OLLAMA_DEFAULTS,
-        is_seeded=is_seed(options.seed),
+        sampling=sampling_param(options, defaults=schema.OLLAMA_DEFAULTS),
         ignored=adapted_names((), messages),
         model=body.model,
         stream=body.stream is not False,
@@ -204,8 +201,8 @@ def preset_of(body: schema.OllamaCreateBody) -> Preset:
     for index, message in enumerate(messages):
         if message.images or message.tool_calls or message.role == "tool":
             raise wrong("A model's stored messages can contain text only.", f"messages[{index}]")
-    sampling = sampling_of(options)
-    numbers = {name: getattr(sampling, name) for name in sampling_sent(options) if name != "logit_bias"}
+    sampling = sampling_param(options)
+    numbers = {name: getattr(sampling.values, name) for name in sampling.sent if name != "logit_bias"}
     stop = options.stop or ()
     return Preset(
         base=body.base,

@@ -10,7 +10,7 @@ from typing import Any, Union, get_args
 import msgspec
 
 from openai_cpu_server.api.generation import params
-from openai_cpu_server.api.generation.renderer import TokenEntry
+from openai_cpu_server.api.generation.logprobs import TokenEntry
 
 OWN_SUMMARY = "openai-cpu-server:"
 """Prefix of our `encrypted_content`, whose rest is plain text: it belongs to the client."""

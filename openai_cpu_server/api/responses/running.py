@@ -14,10 +14,10 @@ import anyio
 import msgspec
 
 from openai_cpu_server.api.generation.call import fingerprint
+from openai_cpu_server.api.generation.event_log import EventLog
 from openai_cpu_server.api.generation.generation import WITHOUT_GUARD, CascadeAttempt, GenerationService
 from openai_cpu_server.api.generation.params import EarlierAnswer, FunctionParam, LimitParam
 from openai_cpu_server.api.generation.renderer import Chunk, events
-from openai_cpu_server.api.generation.resumable_streams import EventLog
 from openai_cpu_server.api.generation.running import OpenCall, StreamItem, chunks_of
 from openai_cpu_server.api.responses.conversation import is_answered, is_trigger
 from openai_cpu_server.api.responses.items import OWN_SUMMARY, CompactionItem, ItemWithSource

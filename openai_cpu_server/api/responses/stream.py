@@ -13,14 +13,12 @@ import msgspec
 from msgspec import UNSET
 
 from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.logprobs import ContentScores, TokenEntry, chat_logprobs
 from openai_cpu_server.api.generation.renderer import (
     Chunk,
-    ContentScores,
     EndedBy,
     NewId,
     Renderer,
-    TokenEntry,
-    chat_logprobs,
     ended_by,
     escaped_line_ends,
     finish_reason,

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.generation import renderer
 from openai_cpu_server.api.generation.call import ResolvedRequest
+from openai_cpu_server.api.generation.logprobs import ContentScores
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import PromptProgress, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
@@ -251,7 +252,7 @@ class _PieceStream:
     def __init__(self, call: ResolvedRequest, sound_s: float) -> None:
         self.sound_s = sound_s
         self._reader = call.reader()
-        self._content_scores = renderer.ContentScores()
+        self._content_scores = ContentScores()
         self.text = ""
         self.scores: list[TokenLogprob] = []
         self.has_ended = False
