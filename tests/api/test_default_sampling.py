@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from openai_cpu_server.api.application import create_api
@@ -169,3 +170,22 @@ def test_an_empty_list_of_samplers_switches_off_all_that_change_the_choice() -> 
     neutral, fields = Sampling(seed=1), set(Sampling.__struct_fields__)
     assert {name for name in fields if getattr(whole, name) != getattr(neutral, name)} == fields - stay
     assert with_samplers(whole, ()) == neutral
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_undeclared_sampling_field_does_not_reach_the_engine(path: str) -> None:
+    """A lenient server passes over unknown fields, also over those that other families declare."""
+    engine = FakeEngine(text="Hi")
+    models = served(engine)
+    models.default.defaults = OWN
+    names = {*Sampling.__struct_fields__, *(f"dry_{name}" for name in DryPenalty.__struct_fields__)}
+    names |= {"dry_penalty_last_n", "dry_sequence_breakers", "repetition_penalty", "stop_token_ids"}
+    options = msgspec.structs.replace(OPTIONS, lenient=True)
+    async with client(create_api(models, options).app) as http:
+        await http.post(path, json=BODIES[path])
+        for name in sorted(names):
+            sent = {name: "x", "options": {name: "x"}} if path in OLLAMA else {name: "x"}
+            answer = await http.post(path, json={**BODIES[path], **sent})
+            assert answer.status_code in (200, 400), (name, answer.text)
+    first, *others = (msgspec.structs.replace(request.sampling, seed=0) for request in engine.submitted)
+    assert others.count(first) == len(others) > 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from typing import Annotated, NamedTuple, TypeGuard, Union
+from typing import Annotated, Any, NamedTuple, TypeGuard, Union
 
 import msgspec
 from pydantic import PlainValidator
@@ -52,8 +52,7 @@ _DRY = {
 
 def sampling_param(body: Body, *, defaults: SamplingValues | None = None) -> SamplingParam:
     """Read the fields that the body type has. Raises InvalidRequest for a bias without a token id."""
-    names = type(body).model_fields.keys() & {"seed", "samplers", "bad_words"}
-    fields = {name: getattr(body, name) for name in names}
+    fields = _declared(body, ("seed", "samplers", "bad_words"))
     return SamplingParam(
         values=_values(body),
         sent=sampling_sent(body),
@@ -64,9 +63,13 @@ def sampling_param(body: Body, *, defaults: SamplingValues | None = None) -> Sam
     )
 
 
+def _declared(body: Body, names: Collection[str]) -> dict[str, Any]:
+    """Return the values of these fields without undeclared ones, which a body may contain unchecked."""
+    return {name: getattr(body, name) for name in type(body).model_fields.keys() & {*names}}
+
+
 def _values(body: Body) -> Sampling:
-    names = type(body).model_fields.keys() & {*_CONVERTED, *_SAME_NAMES}
-    sent = {name: getattr(body, name) for name in names}
+    sent = _declared(body, (*_CONVERTED, *_SAME_NAMES))
     seed, top_k, bias, sigma, stops, repetition = (sent.pop(name, None) for name in _CONVERTED)
     if repetition is not None:
         if sent.get("repeat_penalty") is not None:
@@ -88,7 +91,8 @@ def _values(body: Body) -> Sampling:
 
 
 def sampling_sent(body: Body) -> frozenset[str]:
-    sent = {name for name in (*_SAME_NAMES, *_CONVERTED) if getattr(body, name, None) is not None}
+    fields = _declared(body, (*_SAME_NAMES, *_CONVERTED))
+    sent = {name for name, value in fields.items() if value is not None}
     if "repetition_penalty" in sent:
         sent |= {"repeat_penalty", "repeat_last_n"}
     return frozenset(sent)
@@ -105,7 +109,8 @@ def with_defaults(sampling: SamplingParam, model: ModelDefaults, preset: Samplin
 
 
 def _dry(body: Body) -> DryPenalty | None:
-    sent = {name: getattr(body, f"dry_{suffix}", None) for name, suffix in _DRY.items()}
+    fields = _declared(body, [f"dry_{suffix}" for suffix in _DRY.values()])
+    sent = {name: fields.get(f"dry_{suffix}") for name, suffix in _DRY.items()}
     if not sent["multiplier"] or sent["last_n"] == 0:
         return None
     if sent["last_n"] == -1:
