@@ -1,5 +1,4 @@
-"""Grammars for an opened model. Imported by the first reader while the engine loads the model, by others with
-their first grammar, because most make none."""
+"""Grammars for an opened model. Most readers make none, so they import this with their first grammar."""
 
 from __future__ import annotations
 
