@@ -300,7 +300,7 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
     url_fd: CliSuppress[int | None] = of_servers(None)
     """Pipe for the server's URL, for `chat`."""
     experiment: CliSuppress[Annotated[Experiment, PlainValidator(_experiment)]] = AS_SERVED
-    """Internal: absent from lists of options without a description."""
+    """Internal: without a description it appears in no list of options."""
     adapter: list[Annotated[AdapterOption, PlainValidator(parse_adapter)]] = Field(
         [],
         description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests name it as MODEL:NAME; may be "

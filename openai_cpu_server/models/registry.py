@@ -56,7 +56,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
 
     def over(self, below: Preset) -> Preset:
-        """Merge presets, because a derived name refers to a model."""
+        """Merge presets, because a name derived from a derived one refers to its model."""
         return Preset(
             base=below.base,
             system=self.system or below.system,
