@@ -25,7 +25,7 @@ _ROOM = "openai_cpu_server.cli"
 
 class _Command(NamedTuple):
     entry_point: str
-    """MODULE:FUNCTION of this package, which gets the arguments after the command."""
+    """MODULE:FUNCTION of this package, imported when called with the arguments after the command."""
     summary: str
     computes: bool = False
     """Load our kernels before its imports."""

@@ -12,7 +12,7 @@ _COUNTS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
 
 
 def show(text: str) -> None:
-    """Print a final line end. Ends the process if the reader is gone (`| head`)."""
+    """Print with a final line end. Ends the process if the reader is gone (`| head`)."""
     try:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()

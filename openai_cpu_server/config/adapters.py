@@ -29,7 +29,7 @@ class AdapterOption(NamedTuple):
 
 
 def parse_adapter(text: str) -> AdapterOption:
-    """Raise ValueError with one line for a wrong option."""
+    """Parse one option. Raises ValueError with one line."""
     left, equals, right = text.partition("=")
     model, slash, name = left.rpartition("/")
     if not equals or not right or (slash and not model):

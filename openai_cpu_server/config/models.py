@@ -67,7 +67,7 @@ OF_SERVERS = "of_servers"
 
 
 def of_servers(default: Any, **options: Any) -> Any:
-    """Field of an option that other commands reject."""
+    """Field of an option that commands without a server reject."""
     return Field(default, json_schema_extra={OF_SERVERS: True}, **options)
 
 
@@ -311,7 +311,7 @@ class ModelOptions(BaseModel):
 
     @property
     def sampling(self) -> dict[str, int | float]:
-        """Set sampling parameters, by the contract's names."""
+        """Sampling parameters that are set, by the contract's names."""
         values = fields_for(Sampling, self, of=ModelOptions)
         found = {name: value for name, value in values.items() if value is not None}
         without_limit = {"top_k": 0, "repeat_last_n": COUNT.most}

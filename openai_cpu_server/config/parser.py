@@ -70,7 +70,7 @@ def _in_words(message: str) -> str:
 
 
 class _SettingsParser(CommandParser):
-    """Parser of `serve`'s options. Guesses include those of the command that takes them too."""
+    """Parser of `serve`'s options. Guesses include the other options of its command."""
 
     def __init__(self, command: CommandParser | None) -> None:
         super().__init__("serve", Settings.__doc__ or "", usage="%(prog)s [options]")
@@ -82,7 +82,7 @@ class _SettingsParser(CommandParser):
 
 
 _MOST_PROBLEMS = 20
-"""Limit of reports, each of which compares with all options."""
+"""Reported problems, each of which compares with all options."""
 
 
 def read_settings(

@@ -53,7 +53,7 @@ _CLOSE_S = 4.0
 _FRESH_S = 300.0
 """Age at which tools are listed again; not every server announces changes."""
 _ALIVE_S = 5.0
-"""Timeout of the liveness check after a call's timeout."""
+"""Timeout of the liveness check after a call's timeout; without a reply the connection is lost."""
 _SHOWN_CHARS = 500
 _UNPARSED = ("Failed to parse JSON response: ", "Failed to parse SSE message: ")
 """Beginnings of `mcp`'s errors over HTTP, whose rest is pydantic's."""

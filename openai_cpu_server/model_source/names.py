@@ -130,7 +130,7 @@ def _first_ending(candidates: Sequence[str], ends: Sequence[str]) -> str | None:
 
 
 def named_models(names: Iterable[str]) -> list[str]:
-    """Return whole models, judged by name to not only draft."""
+    """Return whole models by name alone, without files that only draft."""
     return [name for name in whole_models(names) if not drafting_files([name])]
 
 

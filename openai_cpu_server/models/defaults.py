@@ -22,7 +22,7 @@ class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
     values: SamplingValues = {}
     """Merged from the operator, the file and the model's makers."""
     is_bare: bool = False
-    """Cut nothing where no value is known."""
+    """True if nothing is cut where no value is known."""
     max_output_tokens: int | None = None
     """Limit, or None for the rest of the context."""
 

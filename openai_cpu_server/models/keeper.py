@@ -63,7 +63,8 @@ class MemoryBudget:
         )
 
     def to_unload(self, num_bytes: int, residents: Sequence[ResidentModel]) -> tuple[int, ...] | None:
-        """Return indices to unload, least recently used first, or None if all idle models are not enough."""
+        """Return indices of models that must be unloaded, least recently used first, or None if all idle ones
+        are not enough."""
         missing = num_bytes + sum(one.num_bytes for one in residents) - self.limit_bytes
         chosen: list[int] = []
         for index in sorted(range(len(residents)), key=lambda index: residents[index].last_use_s):
@@ -107,7 +108,8 @@ class LoadObserver(Protocol):
 
 class UnloadableEngine(Protocol):
     @property
-    def process_state(self) -> EngineState: ...
+    def process_state(self) -> EngineState:
+        """State of the process, also while the server drains."""
 
     @property
     def is_at_work(self) -> bool: ...
@@ -133,7 +135,8 @@ class UnloadableEngine(Protocol):
 
     def hold_back(self) -> None: ...
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """Send the requests that were held back."""
 
 
 @dataclass(eq=False)

@@ -26,7 +26,7 @@ LATEST = "latest"
 _SIZE_TAG = re.compile(r"(?i)(\d+(?:\.\d+)?)([mb])(?:-(?:instruct|chat|it|text))?(?:-([qifbm]\w+))?")
 """Ollama's size tag, such as `1.5b` or `135m-instruct-q4_K_M`."""
 _SIZE_TOLERANCE = 1.4
-"""`llama3.2:1b` has 1.24 billion parameters; models of one family differ by 1.8 and more."""
+"""`llama3.2:1b` has 1.24 billion parameters, `gemma2:2b` 2.6. Models of one family differ by 1.8 and more."""
 _WORST_FIRST = (
     EngineState.FAILED,
     EngineState.STOPPED,
@@ -52,6 +52,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """Ollama template, or "" for the model's own."""
     messages: tuple[PresetMessage, ...] = ()
     parameters: Mapping[str, int | float] = {}
+    """Values by the contract's names."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
 
@@ -92,7 +93,8 @@ class AvailableModel(NamedTuple):
 
 class ModelCatalog(Protocol):
     @property
-    def available(self) -> Sequence[AvailableModel]: ...
+    def available(self) -> Sequence[AvailableModel]:
+        """Models of the last scan, not served yet."""
 
     async def look(self) -> None:
         """Scan again, and drop models without files."""

@@ -26,7 +26,7 @@ from openai_cpu_server.prompt.reasoning import ReasoningFormat, TemplateReasonin
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 LOWEST = -9999.0
-"""Minus infinity in JSON."""
+"""Replacement for minus infinity, which JSON lacks."""
 
 
 class PieceText(msgspec.Struct, frozen=True):

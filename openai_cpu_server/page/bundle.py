@@ -1,4 +1,4 @@
-"""The built page: compressed files with types, under one version."""
+"""The built page: compressed files under one version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Grammars for an opened model. Most readers make none, so they import this with their first grammar."""
+"""Grammars for an opened model, imported by the first reader while the engine loads, by others with their
+first grammar."""
 
 from __future__ import annotations
 

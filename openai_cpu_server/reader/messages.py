@@ -157,7 +157,7 @@ class ReadDocument(FileWork["DocumentRead"], frozen=True, tag=True):
 
     most_chars: int
     charset: str = ""
-    """Client's name for the encoding of plain text, or ""."""
+    """Client's name for the encoding of plain text, or "" to find it."""
 
 
 class RenderPage(FileWork[Picture], frozen=True, tag=True):

@@ -78,7 +78,7 @@ class OpenedModel:
         text = self._source.chat_template or self.vocabulary.chat_template
         template = self._compiled(text) if self._source.generates and text is not None else None
         self.prompts = {"": self._chat_prompts(template, names)}
-        """"" is the template for chats."""
+        """Prompts by the template's name, "" for chats."""
         for name, further in self._further_templates():
             self.prompts[name] = self._chat_prompts(further, names)
         rerank = rerank_template(self.vocabulary.named_chat_template("rerank"), template)
@@ -283,7 +283,7 @@ class _Bounds:
         self._usual_bytes = 0
         self._is_working = False
         self.has_interrupted = False
-        """Aborted work has made the process unusable."""
+        """True if aborted work has made the process unusable."""
         self._thread = threading.get_ident()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})  # it is for the main thread
         self.open()
@@ -326,7 +326,7 @@ class _Bounds:
 
 
 def _raise_in(thread: int, exception: type[BaseException] | None) -> None:
-    """Raise before the thread's next Python instruction; None cancels."""
+    """Raise before the thread's next Python instruction; None cancels a pending exception."""
     raised = ctypes.py_object(exception) if exception else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 

@@ -82,7 +82,7 @@ _GRACE_S = 20.0
 
 
 class TuneProcesses:
-    """Measures the first setting without regard to the budget."""
+    """Measures the first setting without regard to the budget, others while it lasts."""
 
     def __init__(self, options: EngineOptions, *, context: int, budget_s: float) -> None:
         self._options = options

@@ -1,4 +1,4 @@
-"""Process that measures one setting. A crash only excludes the setting."""
+"""Process that measures one setting. Its memory is freed with it, and a crash only excludes the setting."""
 
 from __future__ import annotations
 
