@@ -168,7 +168,6 @@ def _pool_tokens(taken: int, cell: int | None, free_bytes: int) -> int | None:
 
 
 def rows(listed: Sequence[ListedModel]) -> list[tuple[str, ...]]:
-    """Return titles, then cells."""
     return [
         ("--model", "size", "fits", "KV tokens", "here", "kind", "tool calls", "thoughts"),
         *(

@@ -55,7 +55,7 @@ def expanded_path(path: Path | str) -> Path:
 
 
 def require_utf8(path: Path | str, origin: str = "the name") -> None:
-    """Reject a path that no other process or client can get: not UTF-8, or with a null character."""
+    """Reject a path that cannot leave this process: not UTF-8, or with a null character."""
     if "\0" in str(path):
         raise StartupError(f"{origin} {str(path)!a} has a null character")
     try:

@@ -171,7 +171,7 @@ def secrets_folder() -> Path | None:
 
 
 def require_known(options: Collection[str]) -> None:
-    """Reject unknown `OCS_` variables and secret files; a misspelt key would leave the server open."""
+    """Reject unknown `OCS_` variables and secret files; a misspelt key would open the server."""
     files = [path.name for path in folder.iterdir()] if (folder := secrets_folder()) is not None else []
     names = {name.upper() for name in options} | _OF_SCRIPTS
     guards = {name.upper() for name in _GUARDS}

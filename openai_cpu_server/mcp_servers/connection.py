@@ -356,7 +356,7 @@ def _is_lost(error: Exception) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Return one line: that of a group's first error."""
+    """Return one line, of a group's first error."""
     while inner := getattr(error, "exceptions", None):
         error = inner[0]
     if isinstance(error, FileNotFoundError):

@@ -283,7 +283,7 @@ def projector_beside(model: Path) -> Path | None:
 
 
 def _belonging(model: Path, found: Sequence[str], beside: Mapping[str, Path]) -> list[str]:
-    """Return files whose names have only words of the model's, if there are other models."""
+    """Return files whose names have only words of the model's, beside other models."""
     models = [name for name in whole_models(beside) if not _only_drafts(beside[name])]
     if len({name_words(name) for name in models}) <= 1:
         return list(found)

@@ -31,7 +31,7 @@ from openai_cpu_server.errors import InvalidRequest
 V = TypeVar("V")
 
 _ENTRY_BYTES = 500
-"""Key, mostly a digest, and its place in the table."""
+"""Key and place in the table."""
 
 
 class LruCache(Generic[V]):

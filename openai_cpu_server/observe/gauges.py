@@ -26,15 +26,13 @@ _NO_KV = msgspec.convert(dict.fromkeys(KVStats.__struct_fields__, 0), KVStats)
 
 
 class GaugeReading(NamedTuple):
-    """One engine at one moment."""
-
     model: str
     status: EngineStatus
     kv: KVStats
 
     @property
     def placements(self) -> dict[tuple[str, str], DevicePlacement]:
-        """Return placements by role of the model and device name."""
+        """Return placements by role and device name."""
         placements = {"model": self.status.placement, "draft": self.status.draft_placement}
         return {
             (role, "" if placed.device is None else placed.device.name): placed

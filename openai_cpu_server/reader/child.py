@@ -1,4 +1,4 @@
-"""Reader process, seen from its parent. Imports little, so that both import side by side."""
+"""Reader process, seen from its parent. Imports little, to run beside the child's imports."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class WorkLoad(NamedTuple):
 
 
 class OpenedKey(NamedTuple):
-    """Model, opened by each process that needs it."""
+    """Model, opened where needed."""
 
     number: int
     source: ModelSource
@@ -111,7 +111,7 @@ class _Place:
     reader: _Reader | None = None
     lent_to: WorkKind | None = None
     latest_caller: tuple[str, ...] | None = None
-    """Client whose sound the process may have opened."""
+    """Client whose sound may be open."""
     closed_models: set[int] = field(default_factory=set)
     """Models that the process can close."""
 

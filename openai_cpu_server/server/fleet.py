@@ -204,7 +204,7 @@ class ModelFleet:
             self._withdraw(old)
 
     async def dismiss(self, name: str) -> None:
-        """Remove a model without a file after its last request."""
+        """Remove a model whose file has gone; it finishes its requests."""
         async with self._lock(name):
             self._withdraw(self._named(name))
 
@@ -332,8 +332,8 @@ async def prepare_grammars(
     *,
     look_s: float = _PREPARE_S,
 ) -> None:
-    """Let the first reader prepare while the model loads, if its clients have used grammars. Start a reader
-    for programs once the server is idle."""
+    """Let the first reader prepare while the model loads, if its clients have used grammars, and a reader for
+    programs once the server is idle."""
     if model.grammars.mark is not None and model.grammars.mark.is_set:
         await _prepare(model.grammars)
     await asyncio.sleep(look_s)

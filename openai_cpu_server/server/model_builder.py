@@ -51,7 +51,7 @@ _MIB = 1024 * 1024
 
 
 FileStamp = tuple[int, int, int]
-"""Inode, time of the last change, size."""
+"""Inode, mtime, size."""
 
 
 def file_stamp(path: Path) -> FileStamp | None:

@@ -50,7 +50,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     projector: Path | None
     """Encoder of pictures and sounds, or None for text only."""
     keep_alive_s: float | None
-    """Time until it is unloaded, or None for never."""
+    """Idle time until it is unloaded, or None for never."""
     is_pinned: bool
     memory_bytes: int | None
     """Own limit."""

@@ -24,7 +24,7 @@ _MOST_BYTES = 8192 * _MIB
 _SHARE = 0.1
 """Share of the free disk space for all files."""
 _MOST_OF_ONE = 1024 * _MIB
-"""Size that is read and checked in 0.3 s of CPU time at the start."""
+"""Size that is read and checked in 0.3 s of CPU time at the start (256 MiB: 0.07 s)."""
 _LEAST = 16 * _MIB
 _SECONDS = 5.0
 _CELLS = "cells"

@@ -272,7 +272,7 @@ def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> 
 async def _run(
     server: web.WebServer, fleet: ModelFleet, listener: socket.socket, hangup: web.Hangup, served: ServedApi
 ) -> None:
-    """Run both. An only engine that cannot start ends the web server too."""
+    """Run engines and web server. An only engine that cannot start ends both."""
     hangup.call(served.keys.reload)
     engine_task = asyncio.create_task(fleet.run())
     engine_task.add_done_callback(server.stop_if_failed)

@@ -1,5 +1,5 @@
-"""Memory beside the weights, and tokens per second predicted from measured steps. Memory bandwidth alone
-predicts nothing, because arithmetic limits a few cores."""
+"""Memory beside the weights, and tokens per second predicted from measured steps. Bandwidth alone predicts
+nothing, because arithmetic limits a few cores."""
 
 from __future__ import annotations
 
