@@ -36,17 +36,17 @@ from bench.workloads import QUICK, WORKLOADS
 from rich.console import Console
 
 _COMPANY = 0.5
-"""Load average before the start from which on others are at work here."""
+"""Load average before the start that shows others at work."""
 _QUICK_S = 160
 _STOP_S = 10
-"""Seconds for servers to end when the time is over; then they are killed."""
+"""Seconds for servers to end in time; then they are killed."""
 _TIME_UP = "not measured: the three minutes of --quick were over"
 _QUICK_KEYS = frozenset({"ours", "sequential", "llama-server", "llama-server-best"})
 _ALL_KEYS = (*(variant.key for variant in Variant), *KEYS)
 
 
 class TimeUp(KeyboardInterrupt):
-    """A KeyboardInterrupt, because event loops let no other kind of exception through."""
+    """KeyboardInterrupt, because event loops let no other kind through."""
 
 
 def main() -> int:
@@ -119,7 +119,7 @@ def _measured(
 
 
 def _result(name: str, bench: Bench, deadline_s: float | None) -> WorkloadResult:
-    """The alarm ends the workload, but no report that is being written."""
+    """Let the alarm end the workload, but no report that is being written."""
     left_s = None if deadline_s is None else deadline_s - time.monotonic()
     try:
         if left_s is not None:

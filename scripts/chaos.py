@@ -37,7 +37,7 @@ from chaos_parts.soak import Soak, SoakFigures, run_soak
 from chaos_parts.streams import StreamFigures, run_streams
 
 _SOAKED = ("--ctx-size", "8192", "--cache-mb", "8")
-"""Small, because a prefix cache would hide other growth."""
+"""A large prefix cache would hide other growth."""
 _KILL_EVERY_S, _MEMORY_MIB = 45.0, 8000
 
 

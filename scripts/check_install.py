@@ -193,7 +193,6 @@ def run_manual(python: Path, address: str, place: Path) -> None:
 
 
 def prepare(place: Path) -> None:
-    """Write the files that the commands read."""
     for name, text in FILES.items():
         (place / name).write_text(text)
     (place / "model_assets").symlink_to(ROOT / "model_assets")
@@ -241,8 +240,7 @@ def start_and_stop(page: str, command: str, environment: dict[str, str], place: 
 
 
 def try_extra(extra: str, user: Path, folder: Path) -> None:
-    """Install into a copy of the user's environment. Its files are links, because pip replaces files and
-    writes into none."""
+    """Install into a copy of the user's environment, made of links because pip only replaces files."""
     shutil.copytree(user.parent.parent, folder, symlinks=True, copy_function=os.link)
     python = folder / "bin/python"
     if extra in MODELS:  # as in the manual: the package's dependencies are for other programs

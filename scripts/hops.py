@@ -34,7 +34,7 @@ _SWITCHED_S = 0.2
 _IDLE_S = 2.0
 _PATIENCE_S = 120
 _KINDS = {"api": "API process", "engine": "engine process"}
-"""By folders of the package of which only they call functions."""
+"""Processes that alone call functions of these folders."""
 Call = tuple[str, ...]
 
 
@@ -99,7 +99,7 @@ def _recorded(package: Path) -> list[Path]:
 
 
 def _counts(package: Path, call: tuple[str, ...]) -> bool:
-    """Functions and lambdas count; a comprehension belongs to the function around it."""
+    """Count functions and lambdas; a comprehension belongs to the function around it."""
     return call[0].startswith(f"{package}{os.sep}") and (call[2][0] != "<" or call[2] == "<lambda>")
 
 

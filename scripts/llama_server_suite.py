@@ -24,7 +24,7 @@ _TEST_SECONDS = 120
 
 
 def main() -> int:
-    """Return 1 if a test fails that should pass, or passes that should fail."""
+    """Return 1 for an unexpected outcome."""
     parser = argparse.ArgumentParser(prog="llama_server_suite.py", description=__doc__.split("\n")[0])
     parser.add_argument("--sources", type=Path, metavar="DIR", help="unpacked; default: downloaded")
     parser.add_argument("--report", type=Path, metavar="FILE", help="an earlier --junitxml; nothing is run")

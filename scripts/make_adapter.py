@@ -86,7 +86,7 @@ def _write_adapter(
 def _write_merged(
     model: gguf.GGUFReader, pairs: dict[str, tuple[Matrix, Matrix]], args: argparse.Namespace
 ) -> None:
-    """Changed tensors are f32, all others as they are."""
+    """Write changed tensors as f32."""
     writer = gguf.GGUFWriter(args.merged, _architecture(model))
     for field in model.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":

@@ -19,7 +19,7 @@ _PROGRESS_FROM_BYTES = 200_000_000
 
 
 class _Progress:
-    """Self-updating line on a terminal, otherwise a line every ten percent; nothing for small files."""
+    """Self-updating line on a terminal, else a line every ten percent; nothing for small files."""
 
     def __init__(self) -> None:
         self._shown_percent = 0

@@ -66,7 +66,7 @@ HEARING = ("qwen2a", "qwen3a", "ultravox", "voxtral")
 _STACKED = {"ultravox": 8, "voxtral": 4}
 """Rows that become one. llama.cpp crashes with some widths: see `llama/gguf/encoders.py`."""
 _SOUND_ROWS = 1500
-"""Half of a spectrum's 3,000 frames, which are 30 seconds."""
+"""Half of the 3,000 frames of 30 seconds."""
 _CONVOLVED = 16
 
 
@@ -182,7 +182,7 @@ def add_picture_encoder(file: ProjectorFile, kind: str, shape: PictureShape) -> 
 
 
 def add_sound_encoder(file: ProjectorFile, kind: str, shape: SoundShape) -> None:
-    """Whisper's, or one with convolutions over time and bands (`qwen3a`)."""
+    """Add Whisper's, or one with convolutions over time and bands (`qwen3a`)."""
     stacked, rows, width = _STACKED.get(kind, 1), file.rows_width, shape.width
     file.facts(
         "audio", **shape.facts, projection_dim=rows, num_mel_bins=shape.mels, projector__stack_factor=stacked

@@ -1,4 +1,4 @@
-"""`openai-cpu-server batch FILE.jsonl -o OUT.jsonl`: runs one batch without a server, in this process."""
+"""`openai-cpu-server batch FILE.jsonl -o OUT.jsonl`: runs a batch in this process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BatchPaths(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> Path:
-        """Database beside the output, from which an interrupted run resumes. Deleted when all is written."""
+        """Database beside the output, for resuming. Deleted when all is written."""
         return self.output.with_name(self.output.name + ".jobs")
 
     def check(self, *, may_overwrite: bool) -> None:
@@ -63,7 +63,7 @@ class BatchPaths(msgspec.Struct, frozen=True):
 
 
 def checked_endpoint(path: Path, options: JobOptions) -> str:
-    """Return the endpoint of all rows. Raises StartupError with a line for each wrong line of the file."""
+    """Return the endpoint of all rows. Raises StartupError with a line for each wrong row."""
     endpoint = _first_url(path, options.max_line_bytes)
     check = InputCheck(endpoint, max_rows=options.max_rows, max_line_bytes=options.max_line_bytes)
     for lines in _lines(path, options.max_line_bytes):
@@ -95,7 +95,7 @@ def _lines(path: Path, max_line_bytes: int) -> Iterator[list[InputLine]]:
 
 
 def _first_url(path: Path, max_line_bytes: int) -> str:
-    """The first valid endpoint is the one that all other rows must have."""
+    """Return the first valid endpoint, which the other rows must have."""
     for lines in _lines(path, max_line_bytes):
         for line in lines:
             try:
@@ -109,7 +109,7 @@ def _first_url(path: Path, max_line_bytes: int) -> str:
 
 @contextmanager
 def batch_bar(name: str) -> Iterator[Callable[[BatchRecord], None]]:
-    """Yield the function that shows the rows done and the tokens generated."""
+    """Yield the function that shows rows done and tokens generated."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -132,7 +132,7 @@ def batch_bar(name: str) -> Iterator[Callable[[BatchRecord], None]]:
 
 
 async def found_or_begun(jobs: Jobs, paths: BatchPaths, options: JobOptions) -> BatchRecord:
-    """Return the batch of an interrupted run of the same input, or a new one."""
+    """Return an interrupted batch of the same input, or a new one."""
     batches, _ = await jobs.batches.page(_OWNER, PageQuery(limit=1))
     if batches:
         await _check_same(jobs, batches[0], paths, options)
@@ -148,7 +148,7 @@ async def found_or_begun(jobs: Jobs, paths: BatchPaths, options: JobOptions) -> 
 async def run_to_end(
     jobs: Jobs, batch: BatchRecord, offline: OfflineModels, show: Callable[[BatchRecord], None]
 ) -> BatchRecord:
-    """Run the batch until it has ended. If the engine fails, it can be resumed."""
+    """Run until the batch ends. If the engine fails, it can be resumed."""
     engine = asyncio.create_task(offline.fleet.run())
     rows = asyncio.create_task(jobs.run(offline.run_row))
     try:
@@ -170,7 +170,7 @@ async def run_to_end(
 
 
 async def write(jobs: Jobs, batch: BatchRecord, paths: BatchPaths) -> None:
-    """Write each file whole, the output last."""
+    """Write whole files, the output last."""
     for file_id, path in ((batch.error_file_id, paths.errors), (batch.output_file_id, paths.output)):
         if file_id is not None:
             with replacing(path, mode=0o666) as out:

@@ -1,4 +1,4 @@
-"""`openai-cpu-server chat`: a conversation in the terminal, with a running server or one of its own."""
+"""`openai-cpu-server chat`: a conversation with a running server or its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN_OPTIONS = ("--host=127.0.0.1", "--port=0", "--jobs-db=none", "--no-page", "
 _POLL_S = 0.1
 _HISTORY_LINES = 1000
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Characters of an answer that must not reach a terminal."""
+"""Characters that must not reach a terminal."""
 _DIM, _PLAIN = "\033[2m", "\033[0m"
 _HELP = '''/bye          leave, as Ctrl-D does
 /clear        forget the conversation
@@ -74,7 +74,7 @@ def chat(arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _own_server(options: Sequence[str], parser: CommandParser) -> Iterator[ServerClient]:
-    """Start a server on a free port, with a key that only this process knows, and wait until it is ready."""
+    """Start a server on a free port with a random key, and wait until it is ready."""
     settings = read_settings(options, command=parser, is_server=False)
     if settings.ssl_certfile is not None:
         raise StartupError(
@@ -120,22 +120,19 @@ def _is_ready(client: ServerClient) -> bool:
 
 
 class TerminalConversation:
-    """Messages of one conversation, and the request for the next answer."""
-
     def __init__(self, client: ServerClient, model: str | None, system: str | None) -> None:
-        """`model`: None for the first of the server."""
+        """`model`: None for the server's first."""
         self._client = client
         self._model = {} if model is None else {"model": model}
         self.system = system
         self.forget()
 
     def forget(self) -> None:
-        """Begin again, with the system prompt alone."""
+        """Keep only the system prompt."""
         self._messages = [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def ask(self, prompt: str) -> None:
-        """Write the answer while it comes. An interrupted answer stays in the conversation as far as it
-        came."""
+        """Stream the answer. An interrupted answer stays in the conversation as far as it came."""
         messages = [*self._messages, {"role": "user", "content": prompt}]
         body = {**self._model, "messages": messages, "stream": True}
         answer = ""
@@ -154,7 +151,7 @@ class TerminalConversation:
 
 
 class _Writer:
-    """Standard output. Thoughts are for terminals only, and dim."""
+    """Standard output. Thoughts are dim, and for terminals only."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stdout.isatty()
@@ -217,7 +214,7 @@ def _command(conversation: TerminalConversation, line: str) -> None:
 
 
 def _read_message() -> str:
-    """Triple quotes enclose several lines."""
+    """Let triple quotes enclose several lines."""
     line = input(">>> ")
     if not line.lstrip().startswith('"""'):
         return line
@@ -229,7 +226,7 @@ def _read_message() -> str:
 
 @contextlib.contextmanager
 def _line_history() -> Iterator[None]:
-    """Edit lines, and keep them for the next conversation where the user has a home."""
+    """Edit lines, and store them for the next conversation where the user has a home."""
     import readline  # it writes to a terminal when it is imported
 
     try:

@@ -1,4 +1,4 @@
-"""Requests of commands to a running server."""
+"""Commands' requests to a running server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONNECT_S = 10.0
 
 
 def add_server_options(parser: CommandParser, default: str | None) -> None:
-    """`default`: address without `--url`, or None if the command then needs no running server."""
+    """`default`: address without `--url`, or None if no running server is needed."""
     parser.add_argument(
         "--url",
         nargs="?",
@@ -30,10 +30,10 @@ def add_server_options(parser: CommandParser, default: str | None) -> None:
 
 
 class ServerClient:
-    """Client of one server. No proxy is used."""
+    """Client of one server, without a proxy."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        """`key`: None for that of the environment."""
+        """`key`: None for the environment's."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             port = parts.port

@@ -1,4 +1,4 @@
-"""`openai-cpu-server grammar`: prints the grammar of a schema, or checks texts against it."""
+"""`openai-cpu-server grammar`: prints a schema's grammar, or checks texts against it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def grammar(arguments: Sequence[str]) -> None:
 
 
 class _Source:
-    """Schema or grammar that the user named. Its errors become StartupErrors that name the file."""
+    """Named schema or grammar, whose errors become StartupErrors that name the file."""
 
     def __init__(self, name: str, options: Options) -> None:
         self._name = name
@@ -171,7 +171,7 @@ def _misfit(check: GrammarCheck, text: bytes) -> str | None:
 
 
 def _spans(allowed: bytes) -> str:
-    """Bytes beyond ASCII are described as the beginning of other characters."""
+    """Describe bytes beyond ASCII as beginnings of other characters."""
     spans: list[list[int]] = []
     for byte in allowed:
         if byte < 0x80 and spans and spans[-1][1] == byte - 1:

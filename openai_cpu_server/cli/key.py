@@ -1,4 +1,4 @@
-"""`openai-cpu-server key NAME`: makes an API key, and its lines for the server's file of keys."""
+"""`openai-cpu-server key NAME`: makes an API key and its lines for the file of keys."""
 
 from __future__ import annotations
 

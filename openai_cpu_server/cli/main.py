@@ -1,4 +1,4 @@
-"""Dispatch of commands. It imports little, because each command imports what it needs."""
+"""Dispatch of commands, each of which imports what it needs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _ROOM = "openai_cpu_server.cli"
 
 class _Command(NamedTuple):
     entry_point: str
-    """MODULE:FUNCTION of this room, imported only when called; it takes the arguments after the command."""
+    """MODULE:FUNCTION of this package, imported when called with the arguments after the command."""
     summary: str
     computes: bool = False
-    """True if our kernels must precede its imports, because it computes in this process."""
+    """Load our kernels before its imports."""
     reads: bool = False
-    """True if it takes a reader process, which starts while the rest is imported."""
+    """Start a reader process for it while the rest is imported."""
 
 
 def load_command(arguments: Sequence[str]) -> Callable[[], None]:
-    """Import the command's function and bind it to its arguments."""
+    """Import the command's function and bind its arguments."""
     first = arguments[0] if arguments else "serve"
     first = _SAME.get(first, first)
     if first == "help" and arguments[1:]:
@@ -79,7 +79,7 @@ def version(_: Sequence[str]) -> None:
 
 
 _SAME = {"download": "pull", "ls": "list", "remove": "rm", "show": "inspect"}
-"""Commands of other programs, and what they are called here."""
+"""Names in other programs, with the commands here."""
 _OF_RUNNING_SERVERS = {
     "cp": "POST /api/copy",
     "create": "POST /api/create",

@@ -1,4 +1,4 @@
-"""`openai-cpu-server models`: models by name, with their memory needs on this machine."""
+"""`openai-cpu-server models`: known models with their memory needs here."""
 
 from __future__ import annotations
 
@@ -22,27 +22,24 @@ from openai_cpu_server.model_source.package import PACKAGED, PackagedModel
 
 
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model, as `--json` prints it."""
-
     name: str
-    """Value for `--model`."""
     source: str | None
-    """Name at the hub, or None if only a package has it."""
+    """Name at the hub, or None for a package's."""
     here: str | None
-    """`package` or `downloaded`, or None if it must be downloaded."""
+    """`package`, `downloaded`, or None if it must be downloaded."""
     kind: str
     size_bytes: int
     """Size of the local file, or the hub's figure."""
     kv_bytes_per_token: int | None
-    """At most, in f16, or None if unknown until its file is here."""
+    """Upper bound in f16, or None if unknown without its file."""
     state_bytes: int
-    """State of a sequence beside its KV cells, as far as it is known."""
+    """Known part of a sequence's state beside KV cells."""
     tool_format: str | None
     reasoning_format: str | None
     fits: bool
-    """True if a server that starts now, with this model alone, has enough memory."""
+    """Enough memory for a server with this model alone."""
     pool_tokens: int | None
-    """Pool of a server, or None if the model does not fit, needs none, or its cell size is unknown."""
+    """Pool of a server, or None if the model does not fit, needs none, or has an unknown cell size."""
 
 
 def models(arguments: Sequence[str]) -> None:
@@ -84,7 +81,7 @@ def _show(listed: Sequence[ListedModel], as_json: bool, text: str) -> None:
 
 
 def listed_models(free_bytes: int) -> list[ListedModel]:
-    """Return named models first, then other downloads."""
+    """Return named models, then other downloads."""
     cached = hub.all_cached()
     named = {name: _in_cache(model.source, cached) for name, model in KNOWN_MODELS.items()}
     listed = [
@@ -104,7 +101,7 @@ def listed_models(free_bytes: int) -> list[ListedModel]:
 
 
 def _in_cache(source: str | None, cached: Mapping[HubName, Path]) -> Path | None:
-    """An alias without a file stands for the file that a start without the hub would use."""
+    """Return the file that a start without the hub would use."""
     if source is None:
         return None
     name = parse_hub_name(source)
@@ -114,7 +111,7 @@ def _in_cache(source: str | None, cached: Mapping[HubName, Path]) -> Path | None
 
 
 def _packaged(name: str) -> Path | None:
-    """Return the file in an installed package, without building one."""
+    """Return an installed package's file, without building one."""
     model = PACKAGED.get(name)
     with contextlib.suppress(StartupError):
         if isinstance(model, PackagedModel) and model.package.is_installed:
@@ -150,7 +147,7 @@ def _listed(name: str, model: KnownModel, path: Path | None, free_bytes: int) ->
 
 
 def _measured(path: Path) -> tuple[int, int] | None:
-    """Return the bytes of the file and of a token's cell, or None if it cannot be read."""
+    """Return bytes of the file and of a token's cell, or None if unreadable."""
     try:
         header = GgufHeader(path)
         return total_bytes(model_files(header)), bytes_per_cell(header, KVType.F16)
@@ -171,7 +168,6 @@ def _pool_tokens(taken: int, cell: int | None, free_bytes: int) -> int | None:
 
 
 def rows(listed: Sequence[ListedModel]) -> list[tuple[str, ...]]:
-    """Return the cells of a table, the titles first."""
     return [
         ("--model", "size", "fits", "KV tokens", "here", "kind", "tool calls", "thoughts"),
         *(

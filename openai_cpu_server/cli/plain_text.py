@@ -1,4 +1,4 @@
-"""Output for people and shells, identical in a terminal, a pipe and a file, without colours."""
+"""Uncoloured output, identical in a terminal, a pipe and a file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
 
 
 def bytes_text(num_bytes: float) -> str:
-    """Return a size in decimal units with three digits or more: `7.53 MB`."""
+    """Return decimal units with three digits or more: `7.53 MB`."""
     return _scaled(num_bytes, _UNITS) or f"{num_bytes:.0f} bytes"
 
 
@@ -55,7 +55,7 @@ def option_value(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text from a file on one line, with invisible characters escaped."""
+    """Escape invisible characters and line ends."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -1,4 +1,4 @@
-"""`openai-cpu-server ps`: the models that a running server has in memory."""
+"""`openai-cpu-server ps`: a running server's loaded models."""
 
 from __future__ import annotations
 

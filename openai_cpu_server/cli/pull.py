@@ -1,4 +1,4 @@
-"""`openai-cpu-server pull` and `rm`: models of the hub in its cache, without a server."""
+"""`openai-cpu-server pull` and `rm`: models in the hub's cache."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def pull(arguments: Sequence[str]) -> None:
 
 
 class _PullLog:
-    """Progress of a pull. This class writes a log: a line for each tenth of a file."""
+    """Log of a pull: a line for each tenth of a file."""
 
     def __init__(self) -> None:
         self._tenths: dict[str, int] = {}

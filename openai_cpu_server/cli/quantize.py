@@ -1,7 +1,7 @@
-"""`openai-cpu-server quantize IN OUT`: converts the tensors of a GGUF file to smaller types with llama.cpp.
+"""`openai-cpu-server quantize IN OUT`: converts tensors to smaller types with llama.cpp.
 
-The work runs in a process of its own (`quantize_worker`). OUT is written whole or not at all, whatever
-happens to either process.
+The work runs in its own process (`quantize_worker`). OUT is written whole or not at all, whatever happens to
+either process.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _WRITING_FAILED = "iostream error"
 """C++'s whole message about a full disk."""
 _BUFFER_MIN, _BUFFER_MAX = 64 * 2**20, 8 * 2**30
 _PADDING = 32
-"""Alignment of tensors in bytes."""
+"""Bytes."""
 _SUFFIX = ".gguf"
 
 
@@ -145,7 +145,7 @@ def _parser() -> CommandParser:
 
 
 _TYPE_OF_HEADS = "q8_0"
-"""A prediction head in fewer bits is hardly ever right."""
+"""Prediction heads in fewer bits are hardly ever right."""
 
 
 def _quantize_options(
@@ -223,7 +223,7 @@ _COMMAND = (sys.executable, "-m", "openai_cpu_server.cli.quantize_worker")
 
 
 class QuantizeProcess:
-    """Context manager of the worker, which is killed at the end."""
+    """Worker, which is killed when the context ends."""
 
     def __init__(self, job: QuantizeJob) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
@@ -237,13 +237,13 @@ class QuantizeProcess:
         self._send(job)
 
     def plan(self) -> QuantizePlan:
-        """Return the plan. Call it once, first of all. Raises QuantizeFailed."""
+        """Call this once, first of all. Raises QuantizeFailed."""
         plan = self._receive().plan
         assert plan is not None
         return plan
 
     def run(self, order: QuantizeOrder, on_tensor: Callable[[int], None]) -> None:
-        """Do the work. Call it once, after `plan`. Raises QuantizeFailed."""
+        """Call this once, after `plan`. Raises QuantizeFailed."""
         self._send(order)
         while not (answer := self._receive()).is_end:
             assert answer.tensor is not None
@@ -287,7 +287,7 @@ class QuantizeProcess:
 
 
 class StoppedBySignal(BaseException):
-    """Not an `Exception`, so that handlers of those let it pass."""
+    """BaseException, so that handlers of Exception let it pass."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -296,7 +296,7 @@ class StoppedBySignal(BaseException):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[Callable[[], None]]:
-    """Raise StoppedBySignal on a signal, until the yielded function is called. Ignored signals (`nohup`) stay
+    """Raise StoppedBySignal on a signal until the yielded function is called. Ignored signals (`nohup`) stay
     ignored, and so does a second one, because cleaning up takes no time."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     mine = [n for n, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
@@ -353,7 +353,7 @@ class OutputFiles:
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
-        """Yield a new folder on the same file system, which is removed at the end with its content."""
+        """Yield a temporary folder on the same file system."""
         name, parent = self.path.name, self.path.parent
         try:
             made = Path(tempfile.mkdtemp(dir=parent, prefix=f".{name[:80]}.", suffix=".part"))
@@ -370,7 +370,7 @@ class OutputFiles:
 
 
 class SourceModel(msgspec.Struct, frozen=True):
-    """All its parts exist and have their full length."""
+    """Model whose parts all exist in full length."""
 
     path: Path
     files: list[Path]
@@ -386,11 +386,9 @@ class SourceModel(msgspec.Struct, frozen=True):
 
 
 class Conversion(msgspec.Struct, frozen=True):
-    """New types of a model's tensors."""
-
     source: SourceModel
     tensors: list[tuple[Tensor, TensorType]]
-    """With the new types, in the order of conversion."""
+    """Tensors with new types, in order of conversion."""
     fallbacks: tuple[TypeFallback, ...]
     needs_importance: bool
 
@@ -411,12 +409,12 @@ class Conversion(msgspec.Struct, frozen=True):
 
     @property
     def file_bytes(self) -> int:
-        """Approximate size of the output, with headers as long as the source's."""
+        """Approximate size, with headers as long as the source's."""
         headers = total_bytes(self.source.files) - sum(tensor.num_bytes for tensor in self.source.tensors)
         return max(0, headers) + self.tensor_bytes + _PADDING * len(self.tensors)
 
     def require_possible(self, importance: Importance | None, *, allows_requantising: bool) -> None:
-        """Check for faults that llama.cpp would notice late, or crash with."""
+        """Check for faults that llama.cpp would notice late or crash with."""
         if self.needs_importance:
             raise StartupError("this type needs an importance matrix: --imatrix FILE (of llama-imatrix)")
         for tensor, kind in self.tensors:
@@ -436,8 +434,7 @@ class Conversion(msgspec.Struct, frozen=True):
                 raise StartupError(f"{tensor.name} cannot be {kind.name} without an importance matrix")
 
     def require_made(self, files: Sequence[Path]) -> None:
-        """Check that the output is whole, because llama.cpp may not notice a full disk. Raises
-        QuantizeFailed."""
+        """Check the output, because llama.cpp may miss a full disk. Raises QuantizeFailed."""
         try:
             made = {each.name: each.type for file in files for each in file_tensors(GgufHeader(file))}
         except StartupError as error:
@@ -454,7 +451,7 @@ _PERCENT_PER_LINE = 10
 @contextlib.contextmanager
 def quantize_bar(name: str, tensors: Sequence[tuple[str, int]]) -> Iterator[Callable[[int], None]]:
     """Yield the function to call when a tensor begins, by its number from 1; behind the last one, when the
-    file is written to disk. Progress is in bytes of the source."""
+    file is written. Progress is in bytes of the source."""
     console = Console(stderr=True)
     total = sum(num_bytes for _, num_bytes in tensors)
     shown_percent = 0
@@ -489,7 +486,7 @@ def quantize_bar(name: str, tensors: Sequence[tuple[str, int]]) -> Iterator[Call
 
 
 def _summary(conversion: Conversion, made_bytes: int) -> list[str]:
-    """The last lines are about tensors whose rows are not a multiple of a block."""
+    """End with the tensors whose rows are not a multiple of a block."""
     source, fallbacks = conversion.source, conversion.fallbacks
     old_bits = 8 * sum(tensor.num_bytes for tensor in source.tensors)
     weights = max(1, sum(tensor.num_values for tensor in source.tensors))

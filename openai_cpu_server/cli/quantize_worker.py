@@ -1,8 +1,5 @@
-"""Process that quantises, because a native call can be stopped only by killing its process.
-
-On Ctrl-C the command kills it and removes its output. If the command is gone, standard input ends, and this
-process cleans up and exits.
-"""
+"""Worker of `quantize`, which kills it and removes its output on Ctrl-C, because native calls cannot be
+stopped otherwise. If the command is gone, standard input ends, and the worker cleans up."""
 
 from __future__ import annotations
 
@@ -29,27 +26,27 @@ _STDIN = 0
 
 
 class QuantizeJob(msgspec.Struct, frozen=True):
-    """First line to the worker, answered with the plan."""
+    """First line to the worker, which answers with the plan."""
 
     source: str
     options: QuantizeOptions
 
 
 class QuantizeOrder(msgspec.Struct, frozen=True):
-    """Second line to the worker, answered with the number of each tensor, then the end."""
+    """Second line to the worker, which answers with each tensor's number, then the end."""
 
     folder: str
-    """Folder for the output. The worker removes it if the command is gone."""
+    """Output folder, which the worker removes if the command is gone."""
     target: str
     """File in it, or the beginning of the parts' names."""
 
 
 class QuantizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Line from the worker, with one of its fields. It is the last one if `is_end` or with a `failure`."""
+    """Line from the worker, with one field. `is_end` or a `failure` makes it the last."""
 
     plan: QuantizePlan | None = None
     tensor: int | None = None
-    """Position in the plan, from 1, of the tensor that has begun."""
+    """Position of the begun tensor in the plan, from 1."""
     is_end: bool = False
     failure: str | None = None
 

@@ -1,4 +1,4 @@
-"""`openai-cpu-server ray`: serves with replicas, as a Ray Serve application."""
+"""`openai-cpu-server ray`: serves with replicas on Ray Serve."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def serve_and_open(arguments: Sequence[str]) -> None:
 
 
 def _open_page(url: str) -> None:
-    """Open a browser that has a window. A browser of the terminal would hide the log."""
+    """Open a window; a browser in the terminal would hide the log."""
     url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     has_window = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & {*foreign_settings()}
     say(f"the page is at {url}/")

@@ -17,8 +17,7 @@ def serve(
     reader: ReaderChild | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve the models that the first words name, beside those of `--model`. `reader`: process that `main`
-    has started. `on_listening`: receives the server's URL."""
+    """Serve `--model` and the models that the first words name. `on_listening` gets the URL."""
     models, options = words_and_options(arguments)
     settings = read_settings([*(f"--model={model}" for model in models), *options])
     if settings.url_fd is not None:

@@ -1,4 +1,4 @@
-"""Syntax of adapters: `[MODEL/]NAME=PATH[@SCALE]` on the command line, tables in TOML."""
+"""Syntax of adapters: `[MODEL/]NAME=PATH[@SCALE]`, or tables in TOML."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from typing import NamedTuple
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""No colon or slash, because requests write `MODEL:NAME` and options `MODEL/NAME`."""
+"""Names lack colons and slashes: requests write `MODEL:NAME`, options `MODEL/NAME`."""
 LARGEST_SCALE = 100.0
-"""Bound that keeps a typo from filling activations with infinities."""
+"""Bound against typos, which would fill activations with infinities."""
 
 _SMALLEST_SCALE = 1e-6
-"""Smaller scales are as good as 0, or are 0 as float32."""
+"""Smaller scales count as 0, or are 0 as float32."""
 
 
 class AdapterSource(NamedTuple):
@@ -38,8 +38,8 @@ def parse_adapter(text: str) -> AdapterOption:
 
 
 def adapters_of_table(table: object) -> tuple[AdapterSource, ...]:
-    """Parse `[models.NAME.adapters]`: NAME = "PATH[@SCALE]" or NAME = {path = ..., scale = ...}. Raises
-    ValueError with one line."""
+    """Parse `[models.NAME.adapters]`: NAME = "PATH[@SCALE]" or {path = ..., scale = ...}. Raises ValueError
+    with one line."""
     if not isinstance(table, dict):
         raise ValueError('adapters are a table: NAME = "PATH[@SCALE]"')
     return tuple(_of_entry(str(name), value) for name, value in table.items())

@@ -1,4 +1,4 @@
-"""Arguments of all commands: one line for each mistake, guesses, and the options of other servers."""
+"""Arguments: one line for each mistake, guesses, and other servers' options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import msgspec
 from openai_cpu_server.errors import StartupError
 
 _UNKNOWN = "unrecognized arguments: "
-"""Beginning of argparse's message about all that it does not know."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -58,7 +57,7 @@ def unknown_option(name: str, options: Iterable[str]) -> str:
 
 
 def guess(name: str, known_names: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown name, which is empty if no other name is near."""
+    """Return the end of a sentence about an unknown name, or "" if no other is near."""
     by_letters = {each.strip("-[]").replace("_", "-"): each for each in known_names}
     letters = name.strip("-[]").replace("_", "-").lower()
     longer = [each for each in by_letters if len(letters) > 1 and each.startswith(letters)]
@@ -67,7 +66,7 @@ def guess(name: str, known_names: Iterable[str]) -> str:
 
 
 class PeerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of other servers, which are data in `peers.toml`."""
+    """Options of other servers, from `peers.toml`."""
 
     same: dict[str, str]
     instead: dict[str, str]
@@ -89,7 +88,7 @@ _OF_LLAMA_SERVER = "LLAMA_ARG_"
 
 
 def peer_variables(names: Iterable[str], options: Collection[str]) -> Iterator[str]:
-    """Yield a line of advice for each environment variable of another server. `options`: ours."""
+    """Yield advice for other servers' variables. `options`: ours."""
     peers = peer_options()
     prefixes = (_OF_LLAMA_SERVER, *(each for each in peers.variables if each.endswith("_")))
     for name in names:
@@ -106,7 +105,7 @@ def peer_variables(names: Iterable[str], options: Collection[str]) -> Iterator[s
 
 
 def translated(arguments: Sequence[str]) -> list[str]:
-    """Replace options of other servers by the ones that mean the same here."""
+    """Replace other servers' options by ours of the same meaning."""
     translation: list[str] = []
     rest = iter(arguments)
     for argument in rest:

@@ -1,4 +1,4 @@
-"""The user's folders, and environment variables of other programs."""
+"""The user's folders, and other programs' variables."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ _NAME = "openai-cpu-server"
 
 
 def user_cache_dir() -> Path:
-    """Return the folder for data that can be recreated, or a private temporary folder for a user without a
-    home."""
+    """Return the folder for recreatable data, or a private temporary one for a user without a home."""
     base = _base("XDG_CACHE_HOME", ".cache")
     if base is not None:
         return base / _NAME
@@ -26,7 +25,7 @@ def user_cache_dir() -> Path:
 
 
 def lasting_cache_dir() -> Path | None:
-    """Return None for a user without a home, whose folder does not outlive the process."""
+    """Return None for a user without a home, whose folder is temporary."""
     return None if _base("XDG_CACHE_HOME", ".cache") is None else user_cache_dir()
 
 
@@ -43,7 +42,7 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 4096
 
 
 def expanded_path(path: Path | str) -> Path:
-    """Expand `~`. Raises StartupError for a user without a home, and for a name that no file can have."""
+    """Expand `~`. Raises StartupError without a home, and for an impossible name."""
     text = str(path)
     longest = max(len(os.fsencode(name)) for name in text.split("/"))
     if longest > _LONGEST_NAME or len(os.fsencode(text)) >= _LONGEST_PATH or min(text, default=" ") < " ":
@@ -56,7 +55,7 @@ def expanded_path(path: Path | str) -> Path:
 
 
 def require_utf8(path: Path | str, origin: str = "the name") -> None:
-    """Reject a path that can be passed to no other process or client: not UTF-8, or with a null character."""
+    """Reject a path that cannot leave this process: not UTF-8, or with a null character."""
     if "\0" in str(path):
         raise StartupError(f"{origin} {str(path)!a} has a null character")
     try:
@@ -66,7 +65,7 @@ def require_utf8(path: Path | str, origin: str = "the name") -> None:
 
 
 def _base(variable: str, below_home: str) -> Path | None:
-    """Ignore a relative path in the variable, as the XDG specification demands."""
+    """Ignore a relative path, as the XDG specification demands."""
     named = Path(os.environ.get(variable, ""))
     try:
         base = named if named.is_absolute() else Path.home() / below_home
@@ -77,29 +76,28 @@ def _base(variable: str, below_home: str) -> Path | None:
 
 
 def foreign_settings() -> Mapping[str, str]:
-    """Environment with settings of other programs, such as Ray."""
+    """Environment with other programs' settings, such as Ray's."""
     return os.environ
 
 
 def export_settings(settings: Mapping[str, str]) -> None:
-    """Set variables for child processes, except those that the user has set."""
+    """Set variables for child processes, unless the user has set them."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Tells glibc at a process's start to place large allocations in huge pages."""
+"""Let glibc place large allocations in huge pages, from a process's start."""
 _NO_BLAS_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
-"""Disables numpy's threads: the engine multiplies no matrices by it, and the threads spin at their start."""
+"""Disable numpy's threads, which spin at their start; the engine multiplies no matrices by numpy."""
 
 
 def tune_engines() -> None:
-    """Set variables that make the steps of child engines fast, except those that the user has set.
+    """Set variables for fast child engines, unless the user has set them.
 
-    Compute threads spin for longer than the pause between two operations of a step, but not between two
-    steps. A core is then free for the reader of the last step's tokens (1.4 ms of a step with 16 streams).
-    Huge pages for KV cells take 3 to 5 % off decoding at 1 B, for 3 % more resident memory. Without numpy's
-    threads the start takes 0.44 s of CPU time instead of 0.54 s on two cores.
+    Compute threads do not spin between steps, when the reader of the last step's tokens needs a core (1.4 ms
+    of a step with 16 streams). Huge pages take 3 to 5 % off decoding at 1 B, for 3 % more resident memory.
+    Without numpy's threads the start takes 0.44 s of CPU time instead of 0.54 s on two cores.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -1,4 +1,4 @@
-"""Options of MCP servers: `[mcp.NAME]` of the TOML file, and limits of their calls."""
+"""Options of MCP servers, `[mcp.NAME]`, and limits of their calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def _filled_in(values: Mapping[str, str]) -> dict[str, str]:
-    """Replace `${NAME}` by environment variables, so that secrets need not stand in the file."""
+    """Replace `${NAME}`, so that secrets need not stand in the file."""
 
     def found(match: re.Match[str]) -> str:
         if match[1] not in os.environ:

@@ -1,4 +1,4 @@
-"""Options of one model: the server's defaults, and the overrides of its TOML table."""
+"""Options of a model: the server's defaults, and overrides of its TOML table."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PriceTable(Table):
 _MAX_THREADS = 512
 """llama.cpp's own limit."""
 ENGINE_DEFAULTS = EngineOptions(model_path="")
-"""Home, with `BY_DEFAULT`, of the defaults that options share with engines."""
+"""Home, with `BY_DEFAULT`, of defaults that options share with engines."""
 
 ToolFormatName = Literal[
     "auto", "generic", "demo", "hermes", "llama3", "pythonic", "mistral", "mistral-args", "mistral-ids",
@@ -72,7 +72,7 @@ def of_servers(default: Any, **options: Any) -> Any:
 
 
 def one_or_more(value: object) -> object:
-    """Accept one value, or a list of them, which is JSON in an environment variable."""
+    """Accept one value or a list, which is JSON in a variable."""
     if not isinstance(value, str):
         return value
     return json.loads(value) if value.startswith("[") else [value]
@@ -109,7 +109,7 @@ def _sampling(bounds: Bounds | WholeBounds, description: str, *, after: str = ":
 
 
 def _peer_values(ours: Mapping[str, object]) -> BeforeValidator:
-    """Accept values of llama-server and vLLM that mean the same."""
+    """Accept equivalent values of llama-server and vLLM."""
     return BeforeValidator(lambda value: ours.get(str(value), value))
 
 
@@ -319,7 +319,7 @@ class ModelOptions(BaseModel):
 
     @property
     def engine_fields(self) -> dict[str, object]:
-        """Fields of `EngineOptions` that follow from these options alone."""
+        """Fields of `EngineOptions` from these options alone."""
         return {
             **fields_for(EngineOptions, self, of=ModelOptions),
             "kv_tokens": self.ctx_size,
@@ -356,7 +356,7 @@ class ModelOptions(BaseModel):
 
 
 def fields_for(record: type[msgspec.Struct], options: BaseModel, *, of: type[BaseModel]) -> dict[str, Any]:
-    """Return the options that a record has under the same names. `of`: class whose options are used."""
+    """Return the options that a record has under the same names. `of`: class whose options count."""
     return {name: getattr(options, name) for name in of.model_fields if name in record.__struct_fields__}
 
 

@@ -1,4 +1,4 @@
-"""Reads settings for a command line, with help and errors in the user's terms."""
+"""Settings of a command line, with help and errors in the user's terms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = {
     "Path": "PATH", "list[Path]": "PATH", "int": "N", "float": "NUMBER",
     "{int,{auto,all}}": "N|auto|all", "{int,all}": "N",
 }  # fmt: skip
-"""Placeholders in the help, by the type name of pydantic."""
+"""Placeholders in the help, by pydantic's type names."""
 _DEFAULTS = {
     " (default: null)": "",  # the description says what happens instead
     " (default: [])": "",
@@ -70,7 +70,7 @@ def _in_words(message: str) -> str:
 
 
 class _SettingsParser(CommandParser):
-    """Parser of the options of `serve`. Guesses include the other options of the command that takes them."""
+    """Parser of `serve`'s options. Guesses include the other options of its command."""
 
     def __init__(self, command: CommandParser | None) -> None:
         super().__init__("serve", Settings.__doc__ or "", usage="%(prog)s [options]")
@@ -82,14 +82,13 @@ class _SettingsParser(CommandParser):
 
 
 _MOST_PROBLEMS = 20
-"""Reported problems. Each unknown option is compared with all options."""
+"""Reported problems, each of which compares with all options."""
 
 
 def read_settings(
     arguments: Sequence[str], *, command: CommandParser | None = None, is_server: bool = True
 ) -> Settings:
-    """`command`: parser of the other options of a command that takes these too. `is_server`: False to reject
-    options of servers."""
+    """`command`: parser of a command's other options. `is_server`: False rejects servers' options."""
     arguments = sources.without_empty_values(translated(arguments))
     for name in () if is_server else sorted(OPTIONS_OF_SERVERS):
         if argument := sources.named_by(name, arguments):
@@ -122,7 +121,7 @@ def read_settings(
 
 
 def _uncut_and_others(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Separate the values that pydantic would split at commas from all other arguments."""
+    """Separate values that pydantic would split at commas from other arguments."""
     parser = CommandParser("serve", "")
     for name in _UNCUT:
         parser.add_argument(sources.option(name), dest=name, action="append", default=argparse.SUPPRESS)
@@ -139,7 +138,7 @@ def _with_file(path: Path) -> type[Settings]:
 
 
 def _config_path(arguments: Sequence[str]) -> Path | None:
-    """Find the TOML file, which must be known before other options are read."""
+    """Find the TOML file, which must be known first."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     named = sources.set_value(
         "config", os.environ.get(sources.variable("config")), sources.variable("config")
@@ -150,7 +149,7 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
 
 
 _NUM_OF_TABLE = {"models": 2, "mcp": 2, "prices": 2, "ray": 1, "aliases": 1}
-"""Number of keys that name a table, by the first of them."""
+"""Number of keys that name a table, by the first one."""
 
 
 def _line(error: ErrorDetails, origin: str) -> str:
@@ -163,7 +162,7 @@ def _line(error: ErrorDetails, origin: str) -> str:
 
 
 def _problem(location: tuple[int | str, ...], message: str, origin: str = "") -> str:
-    """`location` is the option and, for a list, an index, which is omitted."""
+    """`location`: option and, for a list, an index, which is omitted."""
     names = [part for part in location if isinstance(part, str)]
     if names and names[0] in _REPLACED:
         return f"{sources.option(names[0])} was removed: use {_REPLACED[names[0]]}"
@@ -175,7 +174,7 @@ def _problem(location: tuple[int | str, ...], message: str, origin: str = "") ->
 
 
 def _unknown_key(location: tuple[int | str, ...], message: str, origin: str) -> str:
-    """`location`: of a key that is not in its table of the TOML file."""
+    """`location`: of a key that its table does not have."""
     key, table = str(location[-1]), _table_at(location[:-1])
     if table is not Settings:
         return _problem(location, f"unknown option{guess(key, table.model_fields)}", origin)

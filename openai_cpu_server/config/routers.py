@@ -1,4 +1,4 @@
-"""`router` of a table `[models.NAME]`: its routes and the rule for choosing one."""
+"""`router` of a table `[models.NAME]`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _TIMEOUT_S = 10.0
 
 
 _MOST = 2**31 - 1
-"""Largest number that native code takes. Sizes in MiB stay below 2**63 bytes."""
+"""Native code's limit. Sizes in MiB stay below 2**63 bytes."""
 
 
 class Bounded(BaseModel):
-    """Options whose numbers are finite, and fit into what they are passed to."""
+    """Options whose numbers are finite and fit their receivers."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

@@ -1,5 +1,4 @@
-"""Options of all commands. The command line precedes the environment (`OCS_*`), secret files, and the TOML
-file."""
+"""Options of all commands. Order: command line, environment (`OCS_*`), secret files, TOML file."""
 
 from __future__ import annotations
 
@@ -297,11 +296,11 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
         "that has its prompt, or to a less busy one; for a server with one model",
     )
     numa_folder: CliSuppress[Path | None] = of_servers(None)
-    """Internal, for tests: folder of simulated NUMA nodes."""
+    """Simulated NUMA nodes, for tests."""
     url_fd: CliSuppress[int | None] = of_servers(None)
-    """Internal, for `chat`: a pipe that receives the server's URL."""
+    """Pipe for the server's URL, for `chat`."""
     experiment: CliSuppress[Annotated[Experiment, PlainValidator(_experiment)]] = AS_SERVED
-    """Internal: it has no description and appears in no list of options."""
+    """Internal: without a description it appears in no list of options."""
     adapter: list[Annotated[AdapterOption, PlainValidator(parse_adapter)]] = Field(
         [],
         description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests name it as MODEL:NAME; may be "
@@ -534,7 +533,7 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
 
     @property
     def isolates_by_key(self) -> bool:
-        """True if requests of different API keys share no prompt cache."""
+        """Requests of different API keys share no prompt cache."""
         if self.cache_isolation is not None:
             return self.cache_isolation == "key"
         return self.api_key is not None or self.api_keys is not None
@@ -552,8 +551,7 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
         pinned_namespace: str = "",
         of: ModelOptions | None = None,
     ) -> EngineOptions:
-        """`cache_bytes`: value of `cache_mb` on this machine. `of`: options of this model, if it has its
-        own."""
+        """`cache_bytes`: `cache_mb` on this machine. `of`: this model's own options."""
         fields = {
             **fields_for(EngineOptions, self, of=Settings),
             **(of or self).engine_fields,
@@ -576,12 +574,12 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
 
     @property
     def profile_dir(self) -> Path:
-        """Folder that engines may write to, which therefore holds no models or wheels."""
+        """Folder that engines may write to, so it holds no models or wheels."""
         return expanded_path(self.cache_dir) if self.cache_dir else user_cache_dir() / "measured"
 
     @property
     def traces_endpoint(self) -> str | None:
-        """URL of the collector, by default that of OpenTelemetry's own variable."""
+        """URL of the collector, by default from OpenTelemetry's variable."""
         return self.otel_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
 
 
@@ -594,8 +592,7 @@ OPTIONS_OF_SERVERS = frozenset(
     for name, field in Settings.model_fields.items()
     if isinstance(field.json_schema_extra, dict) and OF_SERVERS in field.json_schema_extra
 )
-"""Options without meaning for commands without a server, which ignore them in the environment or a shared
-file."""
+"""Options that other commands ignore in the environment or a shared file."""
 
 
 OPTION_GROUPS = {
@@ -620,11 +617,11 @@ OPTION_GROUPS = {
     "drain_seconds": "Stop, hang and crash",
     "keep_alive_s": "Streams, log and traces",
 }
-"""First option of each group, in the order of `Settings`, and the heading in the help and the manual."""
+"""First option of each group, in the order of `Settings`, and its heading in help and manual."""
 
 
 def grouped_options() -> Iterator[tuple[str, list[str]]]:
-    """Yield the heading and the options of each group, without internal ones."""
+    """Yield headings and options, without internal ones."""
     names = [name for name, field in Settings.model_fields.items() if field.description]
     starts = [*map(names.index, OPTION_GROUPS), len(names)]
     for heading, begin, end in zip(OPTION_GROUPS.values(), starts, starts[1:], strict=False):

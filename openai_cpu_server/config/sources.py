@@ -1,7 +1,7 @@
-"""Sources of options, and the treatment of empty values.
+"""Sources of options.
 
-An empty value counts as unset, because `${NAME}` of a missing variable leaves one. For an option that
-protects the server it is an error: the server must not start without keys because a secret is missing.
+An empty value counts as unset, because `${NAME}` of a missing variable leaves one. An option that protects
+the server rejects it: a missing secret must not start a server without keys.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from openai_cpu_server.errors import StartupError
 
 ENV_PREFIX = "OCS_"
 SECRETS_VARIABLE = "OCS_SECRETS_DIR"
-"""Names a folder of files that are options, each named like its environment variable. Docker and Kubernetes
-hand over secrets in this way, because anyone who may inspect a container sees its environment."""
+"""Folder of files named like variables, for secrets of Docker and Kubernetes: anyone who may inspect a
+container sees its environment."""
 _GUARDS = {
     "api_key",
     "api_keys",
@@ -35,14 +35,13 @@ _GUARDS = {
     "ssl_keyfile_password",
     "trusted_proxy",
 }
-"""Options that restrict access, or name a file with such options."""
+"""Options that restrict access, or name a file of them."""
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 _OF_KUBERNETES = re.compile(
     r"PORT(_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?|SERVICE_HOST|SERVICE_PORT(_\w+)?"
 )
-"""Variables that Kubernetes sets for a Service named `ocs`, without the prefix."""
+"""Kubernetes' variables for a Service named `ocs`, without the prefix."""
 _OF_SCRIPTS = {"GPU", "SECRETS_DIR", "WITH"}
-"""Variables of the scripts, which are not settings."""
 _HINT = (
     "; Kubernetes sets it where there is a Service named ocs: set enableServiceLinks to false in the pod, "
     "or give the option itself"
@@ -50,7 +49,7 @@ _HINT = (
 
 
 class _ByName(PydanticBaseEnvSettingsSource):
-    """Source that names the origin of an invalid value."""
+    """Names the origin of an invalid value."""
 
     def origin(self, field_name: str) -> str:
         return variable(field_name)
@@ -107,7 +106,7 @@ _MOST_CHARS = 65_536
 
 
 def set_value(name: str, value: Any, origin: str) -> Any:
-    """Return the value, or None if it counts as unset. Raises StartupError that names the origin."""
+    """Return None if the value counts as unset. Raises StartupError that names the origin."""
     for text in _texts(value):
         if len(text) > _MOST_CHARS:
             raise StartupError(f"{origin} has {len(text)} characters, and may have {_MOST_CHARS}")
@@ -146,7 +145,7 @@ def without_empty_values(arguments: Sequence[str]) -> list[str]:
 
 
 def option_source(name: str, arguments: Sequence[str], config: Path | None) -> str:
-    """Return the source of an option for the end of an error line; "" for the command line."""
+    """Return an option's source for an error line, or "" for the command line."""
     if named_by(name, arguments):
         return ""
     variables = {name.upper(): value for name, value in os.environ.items()}  # their names count in any case
@@ -158,7 +157,7 @@ def option_source(name: str, arguments: Sequence[str], config: Path | None) -> s
 
 
 def named_by(name: str, arguments: Sequence[str]) -> str | None:
-    """Return the first argument that sets this option, without its value. A switch has two names."""
+    """Return the first argument that sets this option. A switch has two names."""
     names = (option(name), option(f"no_{name}"))
     arguments = [argument.partition("=")[0] for argument in arguments]
     return next((argument for argument in arguments if argument in names), None)
@@ -172,8 +171,7 @@ def secrets_folder() -> Path | None:
 
 
 def require_known(options: Collection[str]) -> None:
-    """Reject unknown `OCS_` variables and secret files, because a misspelt key would leave the server
-    open."""
+    """Reject unknown `OCS_` variables and secret files; a misspelt key would open the server."""
     files = [path.name for path in folder.iterdir()] if (folder := secrets_folder()) is not None else []
     names = {name.upper() for name in options} | _OF_SCRIPTS
     guards = {name.upper() for name in _GUARDS}

@@ -1,5 +1,4 @@
-"""Connections to MCP servers, each in a task of its own. A connection is shared by all callers and reconnects
-after a loss."""
+"""Shared connections to MCP servers, each in its own task, which reconnect after a loss."""
 
 from __future__ import annotations
 
@@ -40,26 +39,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 16
-"""Calls of one server at once. Waiting counts towards a call's timeout."""
+"""Concurrent calls of one server. Waiting counts towards a call's timeout."""
 _MOST_PAGES, _MOST_TOOLS = 32, 512
 _PICTURE_TYPE = re.compile(r"image/[a-z0-9.+-]{1,40}")
 _LEAST_MESSAGE_BYTES = 4 * 1024 * 1024
 """Lists of tools are long, and results may carry pictures."""
 _USUAL_MARKS = 50_000
-"""Quotes, commas and brackets of a message, beside those of a result's text. A list of 400 tools with 8
-parameters each has as many."""
+"""Quotes, commas and brackets beside those of a result's text, as many as in 400 tools with 8 parameters
+each."""
 _LONGEST_PAUSE_S = 60.0
 """The pause is 0 after the first loss, then 1 s, then doubles."""
 _CLOSE_S = 4.0
 _FRESH_S = 300.0
-"""Age at which tools are listed again, because not every server announces changes."""
+"""Age at which tools are listed again; not every server announces changes."""
 _ALIVE_S = 5.0
-"""Timeout of the liveness check after a call has timed out; without a reply the connection is lost."""
+"""Timeout of the liveness check after a call's timeout; without a reply the connection is lost."""
 _SHOWN_CHARS = 500
 _UNPARSED = ("Failed to parse JSON response: ", "Failed to parse SSE message: ")
-"""Errors of `mcp` for replies over HTTP, which go on in pydantic's words."""
+"""Beginnings of `mcp`'s errors over HTTP, whose rest is pydantic's."""
 _CLOSED = -32000
-"""Error code of `mcp` for a connection that was lost during a request."""
+"""`mcp`'s error code for a connection lost during a request."""
 
 Transport = Callable[[McpServerOptions, ServerTraffic], AbstractAsyncContextManager[Streams]]
 
@@ -70,7 +69,7 @@ class McpConnection:
     def __init__(
         self, name: str, options: McpServerOptions, limits: McpLimits, *, is_public_only: bool = False
     ) -> None:
-        """`is_public_only`: True if a client named the URL."""
+        """`is_public_only`: a client named the URL."""
         self.name = name
         self._options = options
         self._limits = limits
@@ -105,8 +104,7 @@ class McpConnection:
         )
 
     async def tools(self) -> Sequence[McpTool]:
-        """Return the tools, which are listed again when the server announces a change, or after some
-        minutes."""
+        """Return tools, listed again after some minutes or an announced change."""
         is_fresh = time.monotonic() - self._listed_s < _FRESH_S
         if self._link is not None and not self._link.is_lost and self._tools is not None and is_fresh:
             return self._tools
@@ -241,7 +239,7 @@ class McpConnection:
 
 
 class _Link:
-    """Connection whose contexts are entered and left by one task."""
+    """Connection whose contexts one task enters and leaves."""
 
     def __init__(
         self,
@@ -321,8 +319,7 @@ async def _all_tools(client: Client) -> AsyncIterator[McpTool]:
 
 
 async def _result(client: Client, tool: str, arguments: JsonFields) -> CallToolResult:
-    """Call by the session, because `Client.call_tool` validates results by a schema from the remote
-    server."""
+    """Use the session, because `Client.call_tool` validates results by the remote server's schema."""
     from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult
 
     request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
@@ -330,7 +327,7 @@ async def _result(client: Client, tool: str, arguments: JsonFields) -> CallToolR
 
 
 def _picture(part: Any) -> str:
-    """Return a picture in Markdown, as clients show it and `SHOWN_PICTURE` finds it for models that see."""
+    """Return Markdown that clients show and `SHOWN_PICTURE` finds for models that see."""
     source = getattr(part, "resource", part)
     data = getattr(source, "blob" if part.type == "resource" else "data", None)
     kind = str(getattr(source, "mime_type", ""))
@@ -359,7 +356,7 @@ def _is_lost(error: Exception) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Return one line. A group is represented by its first error."""
+    """Return one line, of a group's first error."""
     while inner := getattr(error, "exceptions", None):
         error = inner[0]
     if isinstance(error, FileNotFoundError):
@@ -378,14 +375,13 @@ _OF_URLS = "url"
 
 
 class ConfiguredServers:
-    """MCP servers of the settings, which closes all connections at its end."""
+    """MCP servers of the settings; closes all connections at its end."""
 
     def __init__(
         self, options: Mapping[str, McpServerOptions], limits: McpLimits, *, allowed_hosts: Sequence[str]
     ) -> None:
-        """`allowed_hosts`: hosts that URLs of clients may name; `*.example.org` for subdomains, `*` for any.
-        Raises StartupError without the extra `mcp`, which is imported here so that no request waits for
-        it."""
+        """`allowed_hosts`: for clients' URLs; `*.example.org` for subdomains, `*` for any. Raises
+        StartupError without the extra `mcp`, imported here so that no request waits for it."""
         try:
             for name in _NEEDED:
                 importlib.import_module(name)

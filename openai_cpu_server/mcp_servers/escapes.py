@@ -1,5 +1,5 @@
-"""Unpaired surrogates in JSON of MCP servers. Programs that cut texts in JavaScript write them as escapes,
-and the parser of messages rejects the whole message."""
+"""Unpaired surrogates in JSON of MCP servers. JavaScript writes them into cut texts as escapes, for which the
+parser rejects the whole message."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LONGEST_CUT = 11
 
 
 class PairedEscapes:
-    r"""Replaces each unpaired surrogate by `\ufffd`, which has the same length."""
+    r"""Replaces unpaired surrogates by `\ufffd`, of the same length."""
 
     def __init__(self) -> None:
         self._held = b""
-        """Begin of an escape whose rest has not come."""
+        """Begin of an incomplete escape."""
 
     def feed(self, data: bytes) -> bytes:
         data = self._held + data

@@ -1,5 +1,5 @@
-"""MCP over the pipes of a child process, with limits. Its standard error goes to the log, and its process
-group ends with it."""
+"""MCP over pipes of a child process, with limits. Its standard error is logged, and its process group ends
+with it."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Streams = tuple[Any, Any]
-"""A transport's streams for reading and writing, whose types `mcp` does not export."""
+"""Streams for reading and writing, whose types `mcp` does not export."""
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 _LAUNCH = (
     f"import ctypes,os,sys;ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG},{_SIGKILL});"
     "os.getppid()==int(sys.argv[1]) or os._exit(0);os.execvp(sys.argv[2],sys.argv[2:])"
 )
-"""Lets the kernel end the child with this process. Elsewhere only its closed pipe does."""
+"""Let the kernel end the child with this process, which elsewhere only closes its pipe."""
 _CHUNK_BYTES = 64 * 1024
 _MOST_MESSAGES = 4000
 _LEAVE_S, _KILL_S = 2.0, 0.5
 """Time to exit after its pipe is closed, and after SIGTERM."""
 _MOST_LINES, _LINES_S, _LINE_CHARS = 20, 10.0, 400
-"""Logged lines per period, the period in seconds, and the characters of each line."""
+"""Logged lines per period, its seconds, and characters of each line."""
 _LAST_LINES = 10
 UNREADABLE = "its answer cannot be read"
 _MARKS = b',"[{'
 _LONG_INT_CHARS = 1000
-"""Python refuses to read integers of more than 4,300 digits."""
+"""Python refuses integers of more than 4,300 digits."""
 
 
 class ServerTraffic:
@@ -58,15 +58,14 @@ class ServerTraffic:
         self.ended = asyncio.Event()
         self.cause = ""
         self.last_words: deque[str] = deque(maxlen=_LAST_LINES)
-        """Last lines of its standard error, which may hold secrets."""
+        """Last lines of standard error, which may hold secrets."""
         self._num_bytes = self._num_marks = self._num_messages = 0
 
     def reset_counts(self) -> None:
         self._num_bytes = self._num_marks = self._num_messages = 0
 
     def count(self, data: bytes, num_messages: int) -> bool:
-        """Count input. Return False if the server floods. Small messages and values cost more than their
-        bytes."""
+        """Return False if the server floods. Small messages and values cost more than their bytes."""
         self._num_bytes += len(data)
         self._num_marks += num_marks(data)
         self._num_messages += num_messages
@@ -83,8 +82,7 @@ class ServerTraffic:
 
 
 def num_marks(data: bytes | bytearray) -> int:
-    """Count what begins or separates values of JSON. Parsing costs the event loop 1 to 4 microseconds for
-    each."""
+    """Count delimiters of JSON. Parsing costs the event loop 1 to 4 microseconds for each."""
     return sum(map(data.count, _MARKS))
 
 
@@ -115,7 +113,7 @@ async def stdio_streams(options: McpServerOptions, traffic: ServerTraffic) -> As
 
 
 async def _started(options: McpServerOptions) -> tuple[asyncio.SubprocessTransport, Process]:
-    """Replacement of `asyncio.create_subprocess_exec` that also returns the transport."""
+    """Start as `asyncio.create_subprocess_exec` does, but also return the transport."""
     command = options.command
     if sys.platform == "linux":
         command = (sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command)
@@ -136,7 +134,7 @@ async def _started(options: McpServerOptions) -> tuple[asyncio.SubprocessTranspo
 async def _read(
     process: Process, traffic: ServerTraffic, to_session: MemoryObjectSendStream[SessionMessage | Exception]
 ) -> None:
-    """The session sees a closed stream when the output ends or exceeds its limits."""
+    """Close the session's stream when the output ends or exceeds its limits."""
     assert process.stdout is not None
     buffer = bytearray()
     try:
@@ -167,8 +165,8 @@ async def _read(
 
 
 def _message(line: bytes) -> SessionMessage | Exception:
-    """An invalid reply fails its request at once. The session drops
-    other invalid messages. Raises RecursionError."""
+    """Fail the request of an invalid reply at once. The session drops other invalid messages. Raises
+    RecursionError."""
     from mcp.shared.message import SessionMessage
     from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
@@ -182,7 +180,7 @@ def _message(line: bytes) -> SessionMessage | Exception:
 
 
 def _replied_id(line: bytes) -> int | str | None:
-    """Return the id of the request that the message answers, or None. `json` reads more than pydantic."""
+    """Return the id of the answered request, or None. `json` reads more than pydantic."""
     try:
         fields = json.loads(
             line.decode(errors="replace"),
@@ -246,7 +244,7 @@ async def _stopped(process: Process, *, leave_s: float) -> None:
 
 
 async def _has_ended(process: Process, within_s: float) -> bool:
-    """Poll, because `wait` also waits until all holders of the pipes have closed them."""
+    """Poll, because `wait` also waits for all holders of the pipes."""
     until_s = time.monotonic() + within_s
     while process.returncode is None and time.monotonic() < until_s:  # noqa: ASYNC110
         await asyncio.sleep(0.01)

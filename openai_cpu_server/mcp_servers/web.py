@@ -1,4 +1,4 @@
-"""MCP over HTTP, with limits. URLs from clients are reached only at public addresses."""
+"""MCP over HTTP, with limits."""
 
 from __future__ import annotations
 
@@ -107,8 +107,7 @@ def _transport(traffic: ServerTraffic, *, is_public_only: bool) -> httpx2.AsyncB
 
 
 async def _public_address(host: str, port: int) -> str:
-    """Return one address after checking all of the host's, so that the name cannot resolve to another one
-    later."""
+    """Check all of the host's addresses and return one, so that the name cannot resolve to another later."""
     import httpx2
 
     try:

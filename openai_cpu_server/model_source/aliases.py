@@ -1,4 +1,4 @@
-"""Aliases of well-known models, which are data in `aliases.toml`."""
+"""Aliases of well-known models, from `aliases.toml`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cell_bytes: int | None = None
     """KV bytes per token in f16, an upper bound where windows have other heads."""
     state_mib: float = 0
-    """State of a sequence of any length, over all layers that keep one instead of cells."""
+    """State of a sequence of any length, over all layers without cells."""
     tools: str | None = None
-    """Format of tool calls, if it is known."""
+    """Format of tool calls, if known."""
     thoughts: str | None = None
-    """Format of thoughts, if it is known."""
+    """Format of thoughts, if known."""
     sampling: Mapping[str, int | float] = {}
-    """Recommendation of the model's makers, by the contract's names. Its source stands in a comment."""
+    """The makers' recommendation, by the contract's names; a comment names its source."""
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Words of its files' names, or of the repository's if the alias names no file."""
+        """Words of its files' names, else of the repository's."""
         if self.source is None:
             return ()
         name = parse_hub_name(self.source)
@@ -43,14 +43,13 @@ ALIASES = {alias: model.source for alias, model in KNOWN_MODELS.items() if model
 
 
 def recommended_sampling(path: Path) -> Mapping[str, int | float]:
-    """Return what the model's makers recommend. The file's name identifies a well-known model in any
-    quantisation."""
+    """Find the makers' recommendation by the file's name, in any quantisation."""
     found = name_words(path.name)
     return next((model.sampling for model in KNOWN_MODELS.values() if model.words == found), {})
 
 
 def without_tag(name: str) -> str:
-    """Return the alias of a name with one of Ollama's tags: `llama3.2:3b` is `llama-3.2-3b`."""
+    """Return Ollama's `llama3.2:3b` as the alias `llama-3.2-3b`."""
     bare = name.removesuffix(":latest")
     if bare in KNOWN_MODELS or ":" not in bare:
         return bare if bare in KNOWN_MODELS else name

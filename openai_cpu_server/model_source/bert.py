@@ -22,8 +22,7 @@ NewTensor = Union[npt.NDArray[np.float32], npt.NDArray[np.float16]]
 
 
 def write_gguf(file: BinaryIO, values: Mapping[str, NewValue], tensors: Mapping[str, NewTensor]) -> None:
-    """Write a whole file. Shapes are (rows, values of a row); integers become 32 bits, unsigned alone and
-    signed in arrays."""
+    """Shapes are (rows, values of a row); integers become 32 bits, unsigned alone and signed in arrays."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values))
     head += b"".join(_string(key) + _value(value) for key, value in values.items())
     start = 0
@@ -133,7 +132,7 @@ _ALWAYS_F32 = ("position_embd.weight", "token_types.weight")
 
 
 def write_bert(read: ReadFile, file: BinaryIO, *, name: str) -> None:
-    """Write in f16 (norms and biases in f32). Raises NotConvertible, OSError."""
+    """Write f16 (norms and biases f32). Raises NotConvertible, OSError."""
     try:
         config = msgspec.json.decode(read("config.json"), type=_Config)
         tokenizer = msgspec.json.decode(read("tokenizer.json"), type=_Tokenizer)
@@ -167,7 +166,7 @@ def write_bert(read: ReadFile, file: BinaryIO, *, name: str) -> None:
 
 
 def _vocabulary(tokenizer: _Tokenizer) -> dict[str, NewValue]:
-    """llama.cpp marks the beginnings of words, WordPiece their continuations."""
+    """Mark the beginnings of words for llama.cpp; WordPiece marks continuations."""
     ids, prefix = tokenizer.model.vocab, tokenizer.model.continuing_subword_prefix
     special = {token.content for token in tokenizer.added_tokens if token.special}
     tokens = sorted(ids, key=lambda token: ids[token])

@@ -1,5 +1,4 @@
-"""Models of `--models-dir`. A new or changed file is read once it has settled, because it may still be being
-copied."""
+"""Models of `--models-dir`. A changed file is read once it has settled, because it may still be copied."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class FolderModel(NamedTuple):
     """First part of several."""
     state: FileState
     facts: FolderFacts | str
-    """A text says why a damaged file cannot be served."""
+    """Text: why a damaged file cannot be served."""
 
 
 class ModelFolder:
@@ -59,23 +58,23 @@ class ModelFolder:
         served: Collection[Path] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`taken`: names of other models. `served`: files served under other names."""
+        """`taken`: other models' names. `served`: files served under other names."""
         self._folder = folder
         self._taken = frozenset(taken)
         self._served = frozenset(path.resolve() for path in served)
         self._clock = clock
         self._names: dict[Path, str] = {}
         self._seen: dict[Path, FolderModel | FileState] = {}
-        """A state alone means that the file is not a model."""
+        """A lone state marks a file that is not a model."""
         self._reported: set[Path] = set()
 
     def names(self) -> dict[str, Path]:
-        """Return files by name without reading or logging; some may not be models."""
+        """Return files without reading them; some may not be models."""
         self._give_names(self._paths(), reports=False)
         return {name: path for path, name in self._names.items()}
 
     def look(self) -> list[FolderModel]:
-        """A file that has just changed counts as before, or as absent."""
+        """Treat a file that has just changed as before, or as absent."""
         paths = self._paths()
         self._give_names(paths, reports=True)
         for gone in self._seen.keys() - self._names.keys():
@@ -125,7 +124,7 @@ class ModelFolder:
 
 
 def _models(folder: Path, depth: int) -> Iterator[Path]:
-    """Links to folders may form a cycle."""
+    """Links may form a cycle."""
     try:
         entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
         files = [entry.name for entry in entries if entry.is_file()]

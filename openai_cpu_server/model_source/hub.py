@@ -1,7 +1,7 @@
-"""Models of the hub and its cache, with errors in one line that says what to do.
+"""Models of the hub and its cache, with errors that advise on one line.
 
-The hub's library restarts an interrupted download and checks only the size. Here partial content is stored
-under its hash, and the library takes it over once it is verified.
+The hub's library restarts interrupted downloads and checks only the size. Here partial content is stored
+under its hash, and the library takes it over once verified.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def fetch_projector(name: HubName) -> Path | None:
 
 
 def fetch_head(name: HubName) -> Path | None:
-    """Return None if the repository has no file with a prediction head."""
+    """Return None if no file of the repository has a prediction head."""
     with _one_line_errors(HubName(repo=name.repo), what="a prediction head"):
         file = preferred_head(_files_of_kind(name.repo, heads))
         return None if file is None else _fetch(HubName(repo=name.repo, file=file))
@@ -160,8 +160,8 @@ def ask_hub(name: HubName) -> HubModel:
 
 
 def bring(model: HubModel, on_progress: Callable[[HubFile, int], None], *, keep_free: int = 0) -> Path:
-    """Download missing files and return the first. `on_progress` gets the bytes so far; `keep_free` stay free
-    on the disk."""
+    """Download missing files and return the first. `on_progress` gets the bytes so far; `keep_free` bytes
+    stay free."""
     with _one_line_errors(model.name):
         require_space(model.name.repo, model.all_files, keep_free=keep_free)
         paths = []
@@ -173,8 +173,8 @@ def bring(model: HubModel, on_progress: Callable[[HubFile, int], None], *, keep_
 
 
 def remove_cached(name: HubName) -> int:
-    """Remove a cached model and partial downloads, and with the last model the projector and files that
-    draft. Return the freed bytes."""
+    """Return the freed bytes. Partial downloads go too, and with the last model the projector and drafting
+    files."""
     with _one_line_errors(name):
         files = _cached_files().get(name.repo, [])
         chosen = name.file or preferred(named_models(files), name.quant)
@@ -222,7 +222,7 @@ def find_cached(name: HubName) -> Path:
 
 
 def all_cached() -> dict[HubName, Path]:
-    """Return the (first) files of whole models, without a request to the hub."""
+    """Return whole models' (first) files without a request to the hub."""
     return {
         HubName(repo=repo, file=file): first
         for repo, files in _cached_files().items()
@@ -273,7 +273,7 @@ def _choose(name: HubName) -> str:
 def _files_of_kind(
     repo: str, kind: Callable[[Iterable[str]], list[str]], quant: str | None = None
 ) -> list[str]:
-    """Fall back to the cached files if the hub does not answer and they suffice."""
+    """Use sufficient cached files if the hub does not answer."""
     try:
         return kind(_all_file_names(repo))
     except Exception:
@@ -306,7 +306,7 @@ def _cached_files() -> dict[str, list[str]]:
 
 
 Progress = Callable[[int], None]
-"""Receives the bytes so far. An exception ends the download, and keeps them."""
+"""Callback for the bytes so far. An exception ends the download, and keeps them."""
 _SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _CHUNK = 1 << 22
 
@@ -380,7 +380,7 @@ def in_gb(num_bytes: int) -> str:
 
 
 def _download(file: HubFile, progress: Progress | None = None) -> Path:
-    """A second process waits. Raises what the hub's library raises too. `progress`: None shows a bar."""
+    """Let a second process wait. Raises what the hub's library raises too. `progress`: None shows a bar."""
     if not file.is_here and file.size <= MAX_HTTP_DOWNLOAD_SIZE:  # larger ones come in another way
         file.blob.parent.mkdir(parents=True, exist_ok=True)
         with _locked_partial(file) as partial_file:
@@ -425,7 +425,7 @@ _NO_BAR = SimpleNamespace(update=lambda num_bytes: None)
 
 
 class _Bounded:
-    """The disk was checked for no more than the announced size."""
+    """Rejects more than the announced size, for which the disk was checked."""
 
     def __init__(self, partial_file: BinaryIO, file: HubFile, progress: Progress | None) -> None:
         self._partial = partial_file

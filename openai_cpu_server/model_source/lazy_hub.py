@@ -1,4 +1,4 @@
-"""Module `hub`, imported at its first use, because the hub's library takes half a second and a quarter of a
+"""Module `hub`, imported at first use, because the hub's library takes half a second and a quarter of a
 start."""
 
 from __future__ import annotations

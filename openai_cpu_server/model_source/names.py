@@ -26,8 +26,8 @@ _BRANCH = "main"
 
 
 def hub_page(text: str, hosts: Sequence[str] = HUB_HOSTS) -> str | None:
-    """Return the name of the repository or file that a page of the hub shows, or None for other texts. Raises
-    StartupError for an address that is not such a page."""
+    """Return the name of the shown repository or file, or None. Raises StartupError for any other page of the
+    hub."""
     is_address = text.startswith(("https://", "http://"))
     page = _PAGE.fullmatch(text)
     if page is None or page["host"] not in hosts or page["repo"].startswith(("datasets/", "spaces/")):
@@ -44,7 +44,7 @@ def hub_page(text: str, hosts: Sequence[str] = HUB_HOSTS) -> str | None:
 class HubName(msgspec.Struct, frozen=True, kw_only=True):
     repo: str
     file: str | None = None
-    """Absent for the best of the repository."""
+    """File, or None for the repository's best."""
     quant: str | None = None
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ def parse_hub_name(text: str) -> HubName:
 
 
 def is_file_name(path: str) -> bool:
-    """Return True if a file within a repository can have this path. A hub can list others."""
+    """Return True for a possible path; hubs can list others."""
     return re.fullmatch(_FILE, path) is not None and {"", ".", ".."}.isdisjoint(path.split("/"))
 
 
@@ -69,7 +69,7 @@ _PREFERENCE = (
     "Q6*", "Q3_K_M", "Q3_K_L", "Q3_K*", "Q8*", "IQ3*", "Q3*", "F16", "BF16", "F32", "Q2*", "IQ2*", "TQ*",
     "IQ1*",
 )  # fmt: skip
-"""Best first: Q4_K_M, then the nearest sizes, then the rest."""
+"""Q4_K_M, then the nearest sizes, then the rest."""
 _QUANTISATION = re.compile(
     r"(?<![a-z0-9])(I?Q\d(?:_(?:\d|K|NL|XXS|XS|S|M|L|XL))*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?(?:16|32))(?![a-z0-9])",
     re.IGNORECASE,
@@ -78,7 +78,7 @@ _PART = re.compile(r"(?P<model>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})(?P<suffix
 
 
 def model_parts(name: str) -> tuple[str, ...]:
-    """Return all files of a model in order, from the name of any."""
+    """Return all files of a model, from the name of any."""
     match = _PART.fullmatch(name)
     count = int(match["parts"]) if match else 0
     if match is None or not 1 <= int(match["part"]) <= count:
@@ -87,7 +87,7 @@ def model_parts(name: str) -> tuple[str, ...]:
 
 
 def whole_models(names: Iterable[str]) -> list[str]:
-    """Return the whole models among the files of a repository, by their first parts."""
+    """Return first parts of whole models."""
     present = set(names)
     return sorted(
         name
@@ -109,9 +109,9 @@ def preferred(candidates: Sequence[str], quant: str | None = None) -> str | None
 
 
 _BEST_STORED = ("f16", "q8_0", "bf16", "f32")
-"""Best first, because projectors are small and their error is in every row."""
+"""Best first: projectors are small, and their error is in every row."""
 _BEST_OF_HEADS = ("q8_0", "f16", "bf16", "f32")
-"""Best first: in fewer bits a head is hardly ever right, and in more it is slower."""
+"""Best first: fewer bits are hardly ever right, and more are slower."""
 _DRAFTING = re.compile(r"(mtp|eagle3?|dflash|dspark)[-_.]")
 
 
@@ -130,12 +130,12 @@ def _first_ending(candidates: Sequence[str], ends: Sequence[str]) -> str | None:
 
 
 def named_models(names: Iterable[str]) -> list[str]:
-    """Return the whole models of a repository whose headers cannot be read, without files that only draft."""
+    """Return whole models by name alone, without files that only draft."""
     return [name for name in whole_models(names) if not drafting_files([name])]
 
 
 def drafting_files(names: Iterable[str]) -> list[str]:
-    """Return files that, by their names, only draft for a model."""
+    """Return files that, by name, only draft."""
     files = ((name, name.lower().rpartition("/")[2]) for name in names)
     return sorted(name for name, file in files if file.endswith(".gguf") and _DRAFTING.match(file))
 
@@ -149,7 +149,7 @@ def preferred_head(candidates: Sequence[str]) -> str | None:
 
 
 def name_words(name: str) -> tuple[str, ...]:
-    """Return the words of a file's name that identify its weights, without quantisation and kind."""
+    """Return a file name's words without quantisation and kind."""
     part = _PART.fullmatch(name)
     stem = _QUANTISATION.sub(" ", (part["model"] if part else PurePosixPath(name).stem)).lower()
     found = re.split(r"[^a-z0-9.]+|\.(?!\d)", stem)

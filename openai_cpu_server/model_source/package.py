@@ -31,7 +31,7 @@ class Package(msgspec.Struct, frozen=True):
     name: str
     module: str
     parts: tuple[str, ...] = ()
-    """Packages that carry parts of the model."""
+    """Packages with parts of the model."""
 
     @property
     def part_packages(self) -> tuple[Package, ...]:
@@ -64,7 +64,7 @@ class Package(msgspec.Struct, frozen=True):
 logger = logging.getLogger(__name__)
 
 _WRITER = "openai_cpu_server.model_source.bert:write_bert"
-"""Imported for a conversion, because numpy takes 0.1 of 0.2 s for naming a model (`python -c`, best of 5)."""
+"""Imported for a conversion; numpy takes 0.1 of 0.2 s for naming a model."""
 _VERSION = 1
 """Increment to convert again."""
 
@@ -73,7 +73,7 @@ class NotConvertible(ValueError): ...
 
 
 _DAMAGES = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError)
-"""RuntimeError is for encryption or an unknown method, ValueError for bad names and NotConvertible."""
+"""RuntimeError: encryption or an unknown method. ValueError: bad names and NotConvertible."""
 
 
 class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,11 +107,11 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """GGUF file that is too large for one package."""
+    """GGUF file in several packages because of its size."""
 
     package: Package
     file: str
-    """Below a part's module folder, with `{}` for its number."""
+    """Path below a part's module folder, with `{}` for its number."""
     name: str
     cache: Path = msgspec.field(default_factory=user_cache_dir)
 
@@ -134,13 +134,13 @@ class JoinedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _made_once(cache: Path, name: str, digest: hashlib._Hash, write: Callable[[BinaryIO], None]) -> Path:
-    """Other processes wait."""
+    """Let other processes wait."""
     path = cache / f"{name}-{digest.hexdigest()[:12]}.gguf"
     if _is_whole(path):
         return path
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # it goes with the process, whatever that dies of
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it even if the process crashes
         if not _is_whole(path):
             logger.info("converting the package of %s (once)", path)
             with tempfile.TemporaryDirectory(dir=cache) as folder:
@@ -163,7 +163,7 @@ _END_BYTES = 1 << 16
 
 
 def _ends_digest(files: Sequence[Path]) -> hashlib._Hash:
-    """Both ends, because reading whole files would take half a second per start."""
+    """Hash both ends; reading whole files would take half a second per start."""
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
@@ -216,4 +216,3 @@ PACKAGED: dict[str, PackagedModel | ConvertedModel | JoinedModel] = {
     "smollm2-135m": _SMOLLM2,
     "minilm": _MINILM,
 }
-"""Looked up before the hub."""

@@ -1,4 +1,4 @@
-"""Files that `--model`, `--mmproj` and `--adapter` name, and the default model."""
+"""Files that `--model`, `--mmproj` and `--adapter` name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
     cache: Path = msgspec.field(default_factory=user_cache_dir)
 
     def path(self) -> Path:
-        """Find or make the model."""
         for model in self.models:
             if model.is_file():
                 return model
@@ -124,7 +123,7 @@ def model_to_serve(name: str | None) -> FoundModel:
 
 
 def _standard_name(name: str) -> str:
-    """Replace a page of the hub, or one of Ollama's tags, by our name for it."""
+    """Replace pages of the hub and Ollama's tags by our names."""
     endpoint = urlsplit(foreign_settings().get("HF_ENDPOINT", "")).netloc
     return hub_page(name, [*HUB_HOSTS, *filter(None, [endpoint])]) or without_tag(name)
 
@@ -138,13 +137,13 @@ def hub_name(name: str) -> HubName | None:
 
 
 def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
-    """Return the GGUF file, downloaded if needed. `demo` and aliases precede files of the same name (write
-    `./demo`), and `hf:` precedes everything."""
+    """Download if needed. `demo` and aliases precede files of the same name (write `./demo`), and `hf:`
+    precedes everything."""
     return _resolved(name, demo or DemoFiles(), downloads=True)
 
 
 def local_model(name: str) -> Path:
-    """Return the GGUF file without downloading."""
+    """Find without downloading."""
     return _resolved(name, DemoFiles(), downloads=False)
 
 
@@ -237,8 +236,8 @@ def _only_model(folder: Path) -> Path:
 def projector_of(
     model: Path, source: str, on_hub: HubName | None = None, *, find: Callable[[str], Path] = resolve_model
 ) -> Path | None:
-    """Return a projector, downloaded if needed, or None for text only. `source`: `off`, a name, or `auto` for
-    one whose rows have the model's width, beside the model or else in its repository."""
+    """Return a projector, downloaded if needed, or None. `source`: `off`, a name, or `auto` for one of the
+    model's width, beside the model or else in its repository."""
     if source == "off":
         return None
     if source != "auto":
@@ -267,7 +266,7 @@ _NO_MTMD = "llama-cpp-python was built without libmtmd, which takes pictures and
 
 
 def _takes_media() -> bool:
-    """A build may leave out libmtmd, which is checked without loading it."""
+    """Check, without loading it, for libmtmd, which a build may leave out."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         return True  # loading it reports what is wrong
@@ -275,8 +274,8 @@ def _takes_media() -> bool:
 
 
 def projector_beside(model: Path) -> Path | None:
-    """Return the best stored projector that fits. Beside other models its name must not have words that the
-    model's lacks, because many have the same width."""
+    """Return the best stored projector that fits. Beside other models its name must have only words of the
+    model's, because many have the same width."""
     beside = {path.name: path for path in model.parent.glob("*.gguf") if path.is_file()}
     fitting = _fitting(model, [beside[name] for name in _belonging(model, projectors(beside), beside)])
     chosen = preferred_projector([path.name for path in fitting])
@@ -284,7 +283,7 @@ def projector_beside(model: Path) -> Path | None:
 
 
 def _belonging(model: Path, found: Sequence[str], beside: Mapping[str, Path]) -> list[str]:
-    """Beside other models, return those whose names have no words that the model's lacks."""
+    """Return files whose names have only words of the model's, beside other models."""
     models = [name for name in whole_models(beside) if not _only_drafts(beside[name])]
     if len({name_words(name) for name in models}) <= 1:
         return list(found)
@@ -292,7 +291,7 @@ def _belonging(model: Path, found: Sequence[str], beside: Mapping[str, Path]) ->
 
 
 def _readable(read: Callable[[], T]) -> T | None:
-    """Return None for a damaged file, which is reported when it is loaded."""
+    """Return None for a damaged file, which is reported when loaded."""
     try:
         return read()
     except StartupError:
@@ -306,9 +305,8 @@ def _only_drafts(path: Path) -> bool:
 def drafting_file(
     model: Path, source: str, on_hub: HubName | None = None, *, find: Callable[[str], Path] = resolve_model
 ) -> Path | None:
-    """Return the file of the model or the head that drafts, downloaded if needed, or None for none beside the
-    model's own. `source`: `none`, a name, or `auto` or `own` for a head that fits, beside the model or else
-    in its repository."""
+    """Return the separate file that drafts, downloaded if needed. `source`: `none`, a name, or `auto` or
+    `own` for a fitting head beside the model or else in its repository."""
     if source == "none":
         return None
     if source not in ("auto", "own"):
@@ -340,7 +338,7 @@ def _drafts_for(path: Path, model: GgufHeader) -> bool:
 
 
 def _fitting(model: Path, found: Sequence[Path]) -> list[Path]:
-    """The projectors' rows have the model's width."""
+    """Return projectors whose rows have the model's width."""
     header = _readable(lambda: GgufHeader(model)) if found else None
     if header is None:
         return []
@@ -353,8 +351,7 @@ def _fitting(model: Path, found: Sequence[Path]) -> list[Path]:
 
 
 def hold(paths: Iterable[Path]) -> Sequence[BinaryIO]:
-    """Mark files as in use until the result is closed or the process ends. No effect on disks without
-    locks."""
+    """Mark files as in use until the result is closed or the process ends. Disks without locks ignore it."""
     files = []
     for path in paths:
         try:
@@ -384,15 +381,15 @@ class AdapterFiles:
         return (self._folder.resolve(), hub.cache_folder())
 
     def of_operator(self, source: AdapterSource) -> Adapter:
-        """Load an adapter from any path."""
+        """Load from any path."""
         try:
             return _adapter(source, resolve_model(source.path))
         except AdapterFailed as error:
             raise StartupError(str(error)) from None
 
     def of_client(self, source: AdapterSource) -> Adapter:
-        """Paths outside of the folder get one message, whether the file exists or not, so that clients learn
-        nothing about this machine. Raises AdapterNotAllowed, AdapterFailed."""
+        """Load from the folder. One message for all paths outside of the folder reveals nothing about this
+        machine. Raises AdapterNotAllowed, AdapterFailed."""
         if self._folder is None:
             raise AdapterNotAllowed(
                 "This server loads no adapters over the API; start it with --adapter-dir DIR."

@@ -10,24 +10,24 @@ import msgspec
 from openai_cpu_server.contract.request import Sampling
 
 SamplingValues = Mapping[str, Union[int, float]]
-"""Sampling parameters by the contract's names. `top_k` is 0 for all tokens."""
+"""Values by the contract's names. `top_k` is 0 for all tokens."""
 CUT_TAIL: SamplingValues = {"min_p": 0.05}
-"""Last step: tokens below a twentieth of the likeliest one's probability are a small model's noise."""
+"""Last step: less likely tokens are a small model's noise."""
 MOST_TOKENS = 4096
-"""Default output limit: some 3,000 words. At 12 tokens a second it ends within the 600 s of common SDKs."""
+"""Some 3,000 words, which end within the 600 s of common SDKs at 12 tokens a second."""
 MOST_TOKENS_WITH_REASONING = 16_384
 
 
 class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
     values: SamplingValues = {}
-    """Values of the operator, the file and the model's makers, merged."""
+    """Merged from the operator, the file and the model's makers."""
     is_bare: bool = False
     """True if nothing is cut where no value is known."""
     max_output_tokens: int | None = None
-    """Limit of a choice, or None for the rest of the context."""
+    """Limit, or None for the rest of the context."""
 
     def over(self, family: SamplingValues | None) -> SamplingValues:
-        """`family`: values that an API's clients rely on, or None for the last step."""
+        """`family`: values that an API's clients rely on."""
         if family is None:
             family = {} if self.is_bare else CUT_TAIL
         return {**family, **self.values}

@@ -1,4 +1,4 @@
-"""Compiled grammars for clients' requests, with a cache of the latest ones."""
+"""Compiled grammars of clients' requests, cached."""
 
 from __future__ import annotations
 
@@ -31,17 +31,15 @@ from openai_cpu_server.errors import InvalidRequest
 V = TypeVar("V")
 
 _ENTRY_BYTES = 500
-"""A key, mostly a digest, and its place in the table."""
+"""Key and place in the table."""
 
 
 class LruCache(Generic[V]):
-    """Thread-safe cache with a limit of bytes."""
-
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
-        """Values with their bytes, the least recently used one first."""
+        """Values with their bytes, the least recently used first."""
         self._num_bytes = 0
         self._being_made: dict[Hashable, Future[V]] = {}
 
@@ -53,7 +51,7 @@ class LruCache(Generic[V]):
             return self._used(key)
 
     def get_or_make(self, key: Hashable, make: Callable[[], V], num_bytes: Callable[[V], int]) -> V:
-        """Make a missing value once while other threads wait. They receive the exceptions of `make` too."""
+        """Make a missing value once; waiting threads also get the exceptions of `make`."""
         with self._lock:
             if (value := self._used(key)) is not None:
                 return value
@@ -75,7 +73,7 @@ class LruCache(Generic[V]):
         return value
 
     def put(self, key: Hashable, value: V, num_bytes: int) -> None:
-        """A value above the cache's limit is not stored."""
+        """Skip a value above the limit."""
         num_bytes += _ENTRY_BYTES
         with self._lock:
             self._remove(key)
@@ -98,7 +96,7 @@ class LruCache(Generic[V]):
 
 
 _REMEMBERED_BYTES = 16 * 2**20
-"""Room for thousands of ordinary grammars, or some of the largest that `Limits` permits."""
+"""Room for thousands of ordinary grammars."""
 _LONGEST = 200_000
 
 
@@ -107,18 +105,18 @@ class CheckedGrammar(msgspec.Struct, frozen=True):
     rules: bytes
     """Serialized, for grammars that include it."""
     unenforced: tuple[str, ...] = ()
-    """Paths of schema keywords that are not enforced, such as `response_format...properties.a.pattern`."""
+    """Paths of ignored schema keywords, such as `response_format...properties.a.pattern`."""
     is_json: bool = False
-    """True if each text is JSON, whose first character differs from the marker of a tool call."""
+    """True if texts are JSON, whose first character differs from a tool call's marker."""
     share: float = 0.0
-    """Cost as a share of the limit for one schema. It counts each time, cached or not."""
+    """Share of one schema's limit, which counts even if cached."""
     is_raw: bool = False
     """True if a tool's text stands raw in a call instead of as a JSON string."""
 
 
 class GrammarMark:
-    """Mark in a folder that clients of a model use grammars. The next server prepares for them while the
-    model loads."""
+    """Mark in a folder that clients use grammars, so that the next server prepares for them while it
+    loads."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         digest = hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:16]
@@ -134,7 +132,7 @@ class GrammarMark:
 
 
 class ModelGrammars:
-    """Grammars for one model. Thread-safe. `param`: field that an error names."""
+    """Thread-safe. `param`: field that an error names."""
 
     def __init__(
         self,
@@ -145,8 +143,7 @@ class ModelGrammars:
         is_open: bool = False,
         remembered_bytes: int = _REMEMBERED_BYTES,
     ) -> None:
-        """`is_flexible`: JSON may have whitespace between its tokens. `is_open`: objects may have undeclared
-        properties."""
+        """`is_flexible`: permits whitespace between JSON tokens. `is_open`: permits undeclared properties."""
         self.is_flexible = is_flexible
         self._order = partial(GrammarOrder, is_flexible=is_flexible, is_open=is_open)
         self._make = make
@@ -154,7 +151,7 @@ class ModelGrammars:
         self._cache: LruCache[Union[MadeGrammar, RefusedGrammar]] = LruCache(remembered_bytes)
 
     def prepare(self) -> None:
-        """Make a grammar even if it is cached, so that the process that makes it has read the vocabulary."""
+        """Make a grammar even if cached, so that its process has read the vocabulary."""
         order = self._order(source=GrammarSource.ANY_OBJECT)
         made = self._make(order)
         self._cache.put(_digest(order), made, _num_bytes(made))
@@ -168,8 +165,7 @@ class ModelGrammars:
         pointer: str = "",
         values: ValueSpelling = JSON_VALUES,
     ) -> CheckedGrammar:
-        """Unless `strict`, name the keywords that cannot be enforced. `pointer`: place in the schema whose
-        values are wanted."""
+        """Report unenforced keywords unless `strict`. `pointer`: place of the wanted schema."""
         order = self._order(
             source=GrammarSource.SCHEMA,
             text=json.dumps(schema),
@@ -198,16 +194,16 @@ class ModelGrammars:
         return self._plain(GrammarSource.GBNF, param, gbnf)
 
     def of_tool_text(self, source: GrammarSource, text: str, param: str, *, text_end: str) -> CheckedGrammar:
-        """`text_end`: mark before which the text may stand raw, or "" for a JSON string."""
+        """`text_end`: mark that ends a raw text, or "" for a JSON string."""
         made = self._made(param, self._order(source=source, text=text, text_end=text_end))
         return CheckedGrammar(made.lark, made.rules, share=made.share, is_raw=made.is_raw)
 
     def composed(self, root: str, parts: Mapping[str, bytes], param: str) -> str:
-        """Return the Lark of combined parts. `root`: GBNF that names them."""
+        """Return Lark. `root`: GBNF that names the parts."""
         return self._made(param, self._order(source=GrammarSource.PARTS, text=root, parts=parts)).lark
 
     def of_parts(self, root: str, parts: Mapping[str, CheckedGrammar], param: str) -> CheckedGrammar:
-        """Combine as `composed`, with the keywords that the parts do not enforce."""
+        """Combine the parts and their unenforced keywords."""
         rules = {name: part.rules for name, part in parts.items()}
         made = self._made(param, self._order(source=GrammarSource.PARTS, text=root, parts=rules))
         left_out = tuple(path for part in parts.values() for path in part.unenforced)
@@ -220,7 +216,7 @@ class ModelGrammars:
         return CheckedGrammar(made.lark, made.rules)
 
     def _made(self, param: str, order: GrammarOrder) -> MadeGrammar:
-        """Cache by digest, so that long orders are not held. Refusals are cached too."""
+        """Cache refusals too, by digest because orders are long."""
         if self.mark is not None:
             self.mark.set()
         made = self._cache.get_or_make(_digest(order), partial(self._make, order), _num_bytes)

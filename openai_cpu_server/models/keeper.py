@@ -1,4 +1,4 @@
-"""Loading of models on demand, and unloading of others so that all fit into memory."""
+"""Loading of models on demand, and unloading of others to make room."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MIB = 1024 * 1024
 
 
 class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Estimated memory of a loaded model, in bytes."""
+    """Estimated bytes of a loaded model."""
 
     weights: int
-    """Model and draft model together, as for the cells."""
+    """Includes the draft model, as do the cells."""
     cells: int
     buffers: int
-    """Compute buffers and the process itself."""
+    """Includes the process itself."""
     cache: int = 0
 
     @property
@@ -51,7 +51,7 @@ class MemoryBudget:
     option: str = "--memory"
 
     def why_never(self, name: str, need: MemoryNeed, pinned: Iterable[ResidentModel]) -> str | None:
-        """Return the arithmetic if the model does not fit even alone beside the pinned ones, or None."""
+        """Return the arithmetic if the model does not fit even beside only the pinned ones."""
         stay = [one for one in pinned if one.name != name]
         left = self.limit_bytes - sum(one.num_bytes for one in stay)
         if need.total <= left:
@@ -63,8 +63,8 @@ class MemoryBudget:
         )
 
     def to_unload(self, num_bytes: int, residents: Sequence[ResidentModel]) -> tuple[int, ...] | None:
-        """Return the indices of models to unload, least recently used first and none unnecessarily. None if
-        unloading all idle models is not enough."""
+        """Return indices of models that must be unloaded, least recently used first, or None if all idle ones
+        are not enough."""
         missing = num_bytes + sum(one.num_bytes for one in residents) - self.limit_bytes
         chosen: list[int] = []
         for index in sorted(range(len(residents)), key=lambda index: residents[index].last_use_s):
@@ -88,12 +88,11 @@ def _mib(num_bytes: int) -> str:
 logger = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""Pause before a failed model is loaded again for a request. For a model that is reloaded without requests
-it doubles with each try within `_CALM_S`."""
+"""Pause after a failure. Without requests it doubles with each try within `_CALM_S`."""
 _LONGEST_RETRY_S = 300.0
 _CALM_S = 900.0
 _PATIENCE_S = 10.0
-"""Time a model waits for others to become idle; then one of them receives no new requests until it is."""
+"""Time to wait for idle models; then one of them receives no new requests."""
 _LOOK_S, _LOOK_SOON_S = 1.0, 0.05
 _OUT_OF_MEMORY = (EngineState.ASLEEP, EngineState.FAILED, EngineState.STOPPED)
 
@@ -117,14 +116,14 @@ class UnloadableEngine(Protocol):
 
     @property
     def has_requests(self) -> bool:
-        """True if requests are in its process or wait for one."""
+        """Includes requests that wait for its process."""
 
     @property
     def last_use_s(self) -> float: ...
 
     @property
     def failed_s(self) -> float | None:
-        """Time of its failure on the keeper's clock."""
+        """Time on the keeper's clock."""
 
     def status(self) -> EngineStatus: ...
 
@@ -146,20 +145,19 @@ class KeeperEntry:
     engine: UnloadableEngine
     need: MemoryNeed
     keep_alive_s: float | None
-    """Idle time after which it is unloaded, or None for never."""
+    """Time, or None for never."""
     is_pinned: bool
     limit_bytes: int | None = None
-    """Memory limit of this model, or None for the budget's."""
+    """Own limit, or None for the budget's."""
     wanted_s: float | None = None
-    """Time since which it waits to be loaded, or None."""
+    """Begin of its wait for loading."""
     is_held_back: bool = False
-    """True if it finishes its requests and then makes room for another model."""
+    """True if it takes no requests until it has made room for another model."""
     is_replaced: bool = False
-    """True if another model has its name, and it is unloaded after its last request."""
+    """True if another model has its name; it is unloaded after its last request."""
     reloads_itself: bool = False
     """True for the only model, which is reloaded after a failure without a request."""
     num_tries: int = 0
-    """Consecutive loads after failures."""
     last_try_s: float = float("-inf")
     attempt_started: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -187,11 +185,8 @@ class KeeperEntry:
 
 
 class ModelKeeper:
-    """Loads and unloads models. All methods belong to one event loop's thread.
-
-    Only `run` starts loads and unloads, one decision after another, so that no decision is based on a
-    changing state. Loads run concurrently.
-    """
+    """Loads and unloads models on one event loop's thread. Only `run` starts either, so that no decision is
+    based on a changing state; loads run concurrently."""
 
     def __init__(
         self,
@@ -218,7 +213,6 @@ class ModelKeeper:
         self._models.remove(model)
 
     def why_never(self, model: KeeperEntry) -> str | None:
-        """Return the arithmetic if the model can never be loaded, or None."""
         if model.limit_bytes is not None:
             own = MemoryBudget(model.limit_bytes, option="its 'memory':")
             if (why := own.why_never(model.name, model.need, [])) is not None:
@@ -227,12 +221,12 @@ class ModelKeeper:
         return self.budget.why_never(model.name, model.need, pinned)
 
     def require_room(self, model: KeeperEntry) -> None:
-        """Check that the model can be loaded at all. Raises ModelTooLarge."""
+        """Raise ModelTooLarge if it can never be loaded."""
         if (why := self.why_never(model)) is not None:
             raise ModelTooLarge(f"It cannot be loaded: {why}.")
 
     def fits_beside(self, model: KeeperEntry) -> bool:
-        """Return True if it can be loaded now, after unloading idle models if necessary."""
+        """Return True if it fits now, after unloading idle models."""
         return self._to_unload(model) is not None
 
     def may_retry(self, model: KeeperEntry) -> bool:
@@ -251,7 +245,7 @@ class ModelKeeper:
         self._want(model)
 
     async def load(self, model: KeeperEntry) -> None:
-        """Load the model and wait. Raises ModelTooLarge, ModelNotLoaded."""
+        """Load and wait. Raises ModelTooLarge, ModelNotLoaded."""
         self.require_room(model)
         if not model.is_in_memory:
             self._want(model)
@@ -263,7 +257,7 @@ class ModelKeeper:
             )
 
     async def unload(self, model: KeeperEntry) -> None:
-        """Wait for the process to end. Raises ModelInUse while the model has requests."""
+        """Wait for the process to end. Raises ModelInUse."""
         async with self._turn:
             if not model.is_in_memory:
                 return
@@ -283,7 +277,7 @@ class ModelKeeper:
                 task.cancel()
 
     async def _wait_for_news(self) -> None:
-        """Wait with a timeout, because nothing signals that a model is idle or has finished its work."""
+        """Wait with a timeout, because nothing signals that a model is idle."""
         is_wanted = any(model.wanted_s is not None for model in self._models)
         delay_s = _LOOK_SOON_S if is_wanted else _LOOK_S
         # Not `wait_for`, which can swallow a cancellation before Python 3.12.

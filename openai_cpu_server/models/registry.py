@@ -1,4 +1,4 @@
-"""Served models, the resolution of names, and the abilities of each model."""
+"""Names of served models, and each model's abilities."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from openai_cpu_server.models.served import ServedModel
 
 LATEST = "latest"
 _SIZE_TAG = re.compile(r"(?i)(\d+(?:\.\d+)?)([mb])(?:-(?:instruct|chat|it|text))?(?:-([qifbm]\w+))?")
-"""Ollama's tag of a size, such as `1.5b` or `135m-instruct-q4_K_M`."""
+"""Ollama's size tag, such as `1.5b` or `135m-instruct-q4_K_M`."""
 _SIZE_TOLERANCE = 1.4
 """`llama3.2:1b` has 1.24 billion parameters, `gemma2:2b` 2.6. Models of one family differ by 1.8 and more."""
 _WORST_FIRST = (
@@ -45,19 +45,19 @@ class PresetMessage(msgspec.Struct, frozen=True):
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
     base: str
-    """Name of the underlying model, never another derived name."""
+    """Underlying model, never another derived name."""
     system: str = ""
-    """For conversations without one."""
+    """Default of conversations without one."""
     template: str = ""
-    """Ollama template that replaces the model's own, or ""."""
+    """Ollama template, or "" for the model's own."""
     messages: tuple[PresetMessage, ...] = ()
     parameters: Mapping[str, int | float] = {}
-    """By the contract's names."""
+    """Values by the contract's names."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
 
     def over(self, below: Preset) -> Preset:
-        """Merge presets, because a name derived from a derived name refers to its model."""
+        """Merge presets, because a name derived from a derived one refers to its model."""
         return Preset(
             base=below.base,
             system=self.system or below.system,
@@ -70,8 +70,6 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChosenModel(NamedTuple):
-    """A model and the name that the request used."""
-
     name: str
     model: ServedModel
     adapter: str | None = None
@@ -79,14 +77,11 @@ class ChosenModel(NamedTuple):
 
     @property
     def adapter_key(self) -> str | None:
-        """Identity of the adapter's current version."""
         status = next((one for one in self.model.engine.adapters() if one.adapter.name == self.adapter), None)
         return status.adapter.key if status is not None else None
 
 
 class AvailableModel(NamedTuple):
-    """A model of the folder that has not been requested yet."""
-
     name: str
     num_bytes: int
     changed_s: int
@@ -99,24 +94,22 @@ class AvailableModel(NamedTuple):
 class ModelCatalog(Protocol):
     @property
     def available(self) -> Sequence[AvailableModel]:
-        """Models of the last scan that are not served yet."""
-        ...
+        """Models of the last scan, not served yet."""
 
     async def look(self) -> None:
-        """Scan again. Models whose files have gone are served no more."""
+        """Scan again, and drop models without files."""
         ...
 
     async def bring(self, name: str) -> None:
-        """Serve this model from now on. Raises ModelNotLoaded."""
+        """Serve the model. Raises ModelNotLoaded."""
         ...
 
 
 class ModelRegistry:
     """Served models by name. `allowed`: names that exist for a caller, or None for all.
 
-    An adapter is called `MODEL:ADAPTER` unless a model has that very name. `MODEL:latest`, which Ollama's
-    clients send for a name without a tag, means the model. Ollama puts a size behind a colon: `llama3.2:3b`
-    means `llama3.2` if that has this size, or `llama-3.2-3b` if no `llama3.2` is served.
+    An adapter is `MODEL:ADAPTER` unless a model has that name. Ollama's clients send `MODEL:latest` for
+    `MODEL`, and `llama3.2:3b` for `llama3.2` of that size or `llama-3.2-3b`.
     """
 
     def __init__(
@@ -126,20 +119,18 @@ class ModelRegistry:
         *,
         takes_any_name: bool = False,
     ) -> None:
-        """`models`: at least one. The first is the default, and with `takes_any_name` also serves unknown
-        names."""
+        """`models`: the first is the default, and serves unknown names with `takes_any_name`."""
         assert models, "no model to serve"
         self._takes_any_name = takes_any_name
         self._models = list(models)
         self._replaced: list[ServedModel] = []
-        """Replaced models that finish their requests."""
         self._by_name = {name: model for model in models for name in model.names}
         self._routers = {name: router for router in routers for name in router.options.names}
         self._presets: dict[str, Preset] = {}
         self.catalog: ModelCatalog | None = None
 
     def __iter__(self) -> Iterator[ServedModel]:
-        """Yield all models with requests, including replaced ones."""
+        """Include replaced models."""
         return iter([*self._models, *self._replaced])
 
     @property
@@ -151,7 +142,7 @@ class ModelRegistry:
         return self._models[0]
 
     def names(self, allowed: Collection[str] | None) -> tuple[str, ...]:
-        """Return the names of models, then derived names, then available adapters."""
+        """Order: models, derived names, available adapters."""
         names = [
             *self._by_name,
             *(name for name in self._presets if self._derived(name) is not None),
@@ -162,8 +153,8 @@ class ModelRegistry:
     def choose(
         self, name: str | None, allowed: Collection[str] | None, *, adapter: str | None = None
     ) -> ChosenModel:
-        """Resolve a name, or the first allowed model without one. `adapter`: value of a request's own field.
-        Raises ModelNotFound, RouterNotModel, AdapterNotFound, and InvalidRequest for two adapters."""
+        """Resolve a name, or choose the first allowed model. Raises ModelNotFound, RouterNotModel,
+        AdapterNotFound, and InvalidRequest for two adapters."""
         name = self.meant(name)
         if name is None:
             name = self.default.name if allowed is None else next(iter(self.names(allowed)), None)
@@ -182,7 +173,7 @@ class ModelRegistry:
         return chosen
 
     def meant(self, name: str | None) -> str | None:
-        """Return the name, or None for a placeholder."""
+        """Return None for a placeholder."""
         is_known = name is None or self.has(name)
         return name if is_known or not self._takes_any_name else None
 
@@ -237,14 +228,14 @@ class ModelRegistry:
         self._by_name.update(dict.fromkeys(model.names, model))
 
     def remove(self, model: ServedModel) -> None:
-        """Remove the model's names. It stays registered until `forget`."""
+        """Remove the names; the model stays registered until `forget`."""
         self._models.remove(model)
         self._replaced.append(model)
         for name in model.names:
             del self._by_name[name]
 
     def derive(self, name: str, preset: Preset) -> None:
-        """Define a derived name. Raises InvalidRequest if a model or router has it."""
+        """Define a name. Raises InvalidRequest if a model or router has it."""
         if name in self._by_name or name in self._routers:
             raise InvalidRequest(f"'{name}' is a model's own name.", param="model", code="invalid_value")
         self._presets[name] = preset
@@ -256,7 +247,7 @@ class ModelRegistry:
         return model in self._models
 
     def replace(self, old: ServedModel, new: ServedModel) -> None:
-        """Move the names to the new model. The old one stays registered until `forget`."""
+        """Move the names; `old` stays registered until `forget`."""
         assert old.names == new.names, "it has other names"
         self._models[self._models.index(old)] = new
         self._replaced.append(old)
@@ -266,14 +257,13 @@ class ModelRegistry:
         self._replaced.remove(old)
 
     def check_not_ending(self) -> None:
-        """Reject new work that needs no engine while the server drains. Raises EngineUnavailable."""
+        """Reject work without an engine while the server drains. Raises EngineUnavailable."""
         if any(model.engine.is_ending for model in self._models):
             again_s = EngineState.DRAINING.retry_after_s
             raise EngineUnavailable("The server is shutting down and takes no new work.", again_s)
 
     @property
     def degraded(self) -> str | None:
-        """Describe failed models and failed parts of the default model, or return None."""
         states = [(model.name, model.engine.status()) for model in self._models[1:]]
         failed = [f"{name}: {status.reason}" for name, status in states if status.state is EngineState.FAILED]
         default = self.default.engine.status()
@@ -281,9 +271,9 @@ class ModelRegistry:
         return "; ".join([*lame, *failed]) or None
 
     def status(self) -> EngineStatus:
-        """Combine all engines into one status, whose state is the worst one.
+        """Combine all engines; the worst state counts.
 
-        Loading or failed models other than the default do not count, and a sleeping model counts as ready.
+        Loading or failed models other than the default are ignored, and sleeping ones are ready.
         """
         default, *others = [model.engine.status() for model in self]
         counted = [default, *(one for one in others if one.state not in _NO_HARM)]
@@ -322,7 +312,7 @@ async def available_models(
 
 
 async def ensure_served(models: ModelRegistry, name: str | None, allowed: Collection[str] | None) -> None:
-    """Serve the model of the folder that the name means. Call this before `choose`. Raises ModelNotLoaded."""
+    """Serve the named model of the folder before `choose`. Raises ModelNotLoaded."""
     catalog = models.catalog
     if catalog is None or (name is not None and models.has(name)):
         return
@@ -383,7 +373,7 @@ def _sums(counts: Sequence[dict[str, int]]) -> dict[str, int]:
 
 
 class Ability(enum.Enum):
-    """The value is a verb for messages."""
+    """Values are verbs for messages."""
 
     GENERATE = "generate text"
     HEAR = "hear"
@@ -393,8 +383,7 @@ class Ability(enum.Enum):
 
 
 def is_able(model: ServedModel, ability: Ability) -> bool:
-    """A generating model reranks by its template, an embedding model by cosine. A model that has not been
-    inspected may hear."""
+    """Generating models rerank by a template, embedding models by cosine. An uninspected model may hear."""
     generates, info = model.kind is ModelKind.GENERATES, model.engine.info
     return {
         Ability.GENERATE: generates,
@@ -413,8 +402,8 @@ def choose_able(
     *,
     adapter: str | None = None,
 ) -> ChosenModel:
-    """Resolve a name, or the first allowed model with this ability. Raises what `choose` raises,
-    WrongModelKind, and EngineUnavailable for a model whose file cannot be read."""
+    """Choose a model with this ability. Raises what `choose` raises, WrongModelKind, and EngineUnavailable
+    for an unreadable model."""
     if (name := models.meant(name)) is None:
         name = next(iter(_able_names(models, allowed, ability)), None)
     chosen = models.choose(name, allowed, adapter=adapter)

@@ -1,4 +1,4 @@
-"""A served model: its names, its engine, and what requests need of it, even if its file cannot be read."""
+"""Served models, also of unreadable files."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from openai_cpu_server.prompt.reasoning import ReasoningFormat, TemplateReasonin
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 LOWEST = -9999.0
-"""Replacement for minus infinity, which JSON cannot represent."""
+"""Replacement for minus infinity, which JSON lacks."""
 
 
 class PieceText(msgspec.Struct, frozen=True):
-    """A control token has its name as text and no bytes."""
+    """A control token's text is its name, without bytes."""
 
     text: str
     bytes: tuple[int, ...] | None
 
 
 class PieceTexts(dict[int, PieceText]):
-    """Cache of shown tokens, because top log-probabilities repeat the same ones."""
+    """Cache of the tokens that top log-probabilities repeat."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -61,9 +61,9 @@ def finite_logprob(logprob: float) -> float:
 class ModelThinking(msgspec.Struct, frozen=True):
     template: TemplateReasoning
     is_on: bool | None = None
-    """Default of requests, or None for that of the template."""
+    """Default, or None for the template's."""
     budget: int | None = None
-    """Default limit of tokens, or None for no limit."""
+    """Default token limit of reasoning, or None."""
 
     @property
     def form(self) -> ReasoningFormat:
@@ -71,8 +71,6 @@ class ModelThinking(msgspec.Struct, frozen=True):
 
 
 class ServedTemplate(msgspec.Struct, frozen=True):
-    """A chat template, with the formats of the model's output under it."""
-
     name: str
     """"" for the default template."""
     tool_format: ToolFormat
@@ -92,42 +90,40 @@ _TOOL_USE = "tool_use"
 
 @dataclass(eq=False, kw_only=True)
 class ServedModel:
-    """The engine belongs to the event loop's thread; everything else is thread-safe."""
+    """Thread-safe except for the engine, which belongs to the event loop's thread."""
 
     names: tuple[str, ...]
-    """The model's own name, then its aliases."""
+    """Own name, then aliases."""
     engine: Engine
     tokenizer: Tokenizer
     prompts: ChatPromptMaker
     tool_format: ToolFormat
     grammars: ModelGrammars
     rerank: RerankPrompts | None = None
-    """Prompts for reranking, or None without a template for yes or no."""
+    """Prompts, or None without a template for yes or no."""
     kind: ModelKind = ModelKind.GENERATES
     may_retry: Callable[[], bool] = lambda: False
-    """Returns True if the model failed and a request may load it again."""
+    """True if the model failed and a request may load it again."""
     quantisation: str | None = None
     """Type that its file states, such as `q4_k_m`."""
     thinking: ModelThinking | None = None
-    """Absent if the model does not reason or shows it as part of its text."""
+    """Absent if the model does not reason or shows it as text."""
     defaults: ModelDefaults = NO_DEFAULTS
     template_source: str | None = None
     named: Mapping[str, ServedTemplate] = field(default_factory=dict)
     open_picture: Callable[[bytes, int, int], Picture] = _NO_PICTURES
-    """Arguments: data, maximum of pixels, longest side or 0. Blocks, as the following do. Raises
-    InvalidRequest, DeadlyInput and other errors of readers."""
+    """Data, most pixels, longest side or 0. Blocks, as the following; raises InvalidRequest, DeadlyInput and
+    other errors of readers."""
     open_sound: Callable[[bytes, int, int, int], Iterator[tuple[Sound, ...]]] = _NO_SOUND
-    """Yields some pieces at a time. Arguments: data, sample rate, maximum of samples in all and per piece (0:
-    one piece)."""
+    """Data, sample rate, most samples in all and per piece (0: one piece). Yields some pieces at a time."""
     read_document: Callable[[bytes, int, str], tuple[str | int, ...]] = _NO_DOCUMENTS
-    """Returns texts, and numbers of pages that are pictures. Arguments: data, maximum of characters, charset
-    or ""."""
+    """Data, most characters, charset or "". Returns texts and numbers of pages that are pictures."""
     render_page: Callable[[bytes, int, int], Picture] = _NO_PICTURES
-    """Arguments: a PDF, number of the page, maximum of pixels."""
+    """PDF, page number, most pixels."""
     write_template: Callable[[str, Sequence[Mapping[str, str]] | None, str, int], str] = _NO_TEMPLATES
-    """Renders a client's template. Arguments: template, messages, suffix, context size in tokens."""
+    """Template, messages, suffix, context size in tokens."""
     content_digest: Callable[[], str | None] = lambda: None
-    """Reads the whole file. Returns None if it was replaced after the model was opened. Blocks."""
+    """Reads the whole file and blocks. Returns None if it was replaced since opening."""
     release_files: Callable[[], object] = lambda: None
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
@@ -140,7 +136,7 @@ class ServedModel:
         return self.names[0]
 
     def template(self, name: str | None, *, has_tools: bool) -> ServedTemplate:
-        """Return the requested template, or the suitable one. Raises InvalidRequest."""
+        """Return the named or the suitable template. Raises InvalidRequest."""
         if name is None:
             name = _TOOL_USE if has_tools and _TOOL_USE in self.named else ""
         if name in ("", "default"):
@@ -153,7 +149,7 @@ class ServedModel:
         return self.named[name]
 
     def loaded(self) -> ModelInfo:
-        """Return facts about the model, even if it sleeps. Raises EngineUnavailable if it cannot generate."""
+        """Return facts even of a sleeping model. Raises EngineUnavailable if it cannot generate."""
         info, state = self.engine.info, self.engine.state
         has_failed = state is EngineState.FAILED and not self.may_retry()
         if info is None or has_failed or state is EngineState.STOPPED:
@@ -165,8 +161,8 @@ _AGAIN_S = 10
 
 
 class UnreadableModel:
-    """Tokenizer, grammars and prompts of an unreadable file. Every use of tokens raises EngineUnavailable
-    with the reason."""
+    """Substitute parts of an unreadable file. Every use of tokens raises EngineUnavailable with the
+    reason."""
 
     has_template = adds_bos = False
     bos: int | None = None
@@ -188,26 +184,26 @@ class UnreadableModel:
 
 
 WAIT_S = 2.0
-"""Requests wait this long for the digest, because 4 GB may take ten seconds."""
+"""Wait for a digest, which may take ten seconds for 4 GB."""
 _NICE = 19
 
 
 class FileDigests:
-    """Digests of models' files, computed once each. Its methods belong to one event loop's thread."""
+    """Digests, computed once per model. Its methods belong to one event loop's thread."""
 
     def __init__(self, *, wait_s: float = WAIT_S) -> None:
         self._wait_s = wait_s
         self._digests: weakref.WeakKeyDictionary[ServedModel, tuple[asyncio.Future[str | None], float]] = (
             weakref.WeakKeyDictionary()
         )
-        """With the end of waiting on the monotonic clock."""
+        """Results, with the end of waiting on the monotonic clock."""
 
     def begin(self, model: ServedModel) -> None:
         if model not in self._digests:
             self._digests[model] = (_read(model), time.monotonic() + self._wait_s)
 
     async def of(self, model: ServedModel) -> str | None:
-        """Return the digest, or None if it is not known yet or the file was replaced."""
+        """Return None if it is unknown yet or the file was replaced."""
         self.begin(model)
         digest, until_s = self._digests[model]
         if digest.done():
@@ -218,8 +214,8 @@ class FileDigests:
 
 
 def _read(model: ServedModel) -> asyncio.Future[str | None]:
-    """Use a daemon thread, for which the server's end does not wait, with a low priority, so that threads
-    that compute tokens go first. Linux has priorities per thread."""
+    """Use a daemon thread, which does not delay the exit, below the priority of computing threads. Linux has
+    priorities per thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[str | None] = loop.create_future()
 

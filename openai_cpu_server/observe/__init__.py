@@ -1,6 +1,6 @@
-"""Metrics, logs, traces and statistics of the last minutes.
+"""Metrics, logs, traces and recent statistics.
 
-`Telemetry` passes every finished request and every step to the other observers, which routes read; gauges are
-read from the engines. Observing costs microseconds and holds a bounded amount of data. A failure here never
-fails a request. Only this package knows Prometheus and OpenTelemetry.
+`Telemetry` passes finished requests and steps to the other observers, which routes read; gauges are read from
+engines. Observing takes microseconds and bounded memory, and never fails a request. Only this package knows
+Prometheus and OpenTelemetry.
 """

@@ -1,4 +1,4 @@
-"""Facts about a finished request, collected once and read by all observers."""
+"""Facts about a finished request for all observers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BOUNDS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     60.0, 120.0, 300.0, 600.0, 1800.0,
 )  # fmt: skip
-"""Upper bounds of the buckets. A CPU takes milliseconds per token and minutes for a long prompt."""
+"""Upper bounds of buckets. A CPU takes milliseconds per token and minutes for a long prompt."""
 _PARTS = 8
-"""Parts of each bucket, for quantiles."""
+"""Parts of a bucket, for quantiles."""
 _LOWEST_S = 0.0001
 _FINE_S = tuple(
     low * (high / low) ** (part / _PARTS) if part < _PARTS else high
@@ -34,7 +34,7 @@ class Distribution:
     def __init__(self) -> None:
         self.sum_s = 0.0
         self._counts: dict[int, int] = {}
-        """Counts by index of the fine bucket. The last one holds everything above the last bound."""
+        """Counts by fine bucket. The last one holds all values above the last bound."""
 
     def add(self, seconds: float, count: int = 1) -> None:
         index = bisect_left(_FINE_S, seconds)
@@ -55,7 +55,7 @@ class Distribution:
         return self.sum_s / self.num if self._counts else None
 
     def quantile_s(self, share: float) -> float | None:
-        """The error is at most a third; values above the last bound count as it."""
+        """Return a quantile with an error of at most a third; values above the last bound count as it."""
         wanted = share * self.num
         below = 0
         for index, count in sorted(self._counts.items()):
@@ -68,7 +68,7 @@ class Distribution:
         return None
 
     def cumulative(self) -> Iterator[tuple[float, int]]:
-        """Yield each bound of `BOUNDS_S` with the number of values up to it."""
+        """Yield each of `BOUNDS_S` with the number of values up to it."""
         entries = sorted(self._counts.items())
         below, position = 0, 0
         for number, bound in enumerate(BOUNDS_S, start=1):
@@ -87,7 +87,7 @@ class RequestOrigin(enum.Enum):
 
 
 class TraceParent(msgspec.Struct, frozen=True):
-    """Headers of W3C's trace context. `traceparent` is well-formed."""
+    """Headers of W3C's trace context; `traceparent` is well-formed."""
 
     parent: str
     state: str = ""
@@ -98,25 +98,23 @@ class TraceParent(msgspec.Struct, frozen=True):
 
 
 class EndedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that generated, embedded or scored. It may have ended early."""
+    """A call that generated, embedded or scored, perhaps cut short."""
 
     figures: Figures
     model: str
     finish_reasons: tuple[str, ...] = ()
     submitted_s: float
-    """On the monotonic clock. The three phases follow one another from there."""
+    """Begin of the three phases, on the monotonic clock."""
     ttft_s: float | None = None
-    """From the request's arrival to its first token, or None without one."""
+    """Time from the request's arrival to the first token, or None without one."""
     gaps: Distribution
-    """Times between the tokens of a sequence."""
     adapter: str | None = None
     """`MODEL:NAME`, or None."""
     inputs: int | None = None
-    """Inputs that were embedded or scored; 0 if the call ended early, None for a generation."""
+    """Embedded or scored inputs; 0 if the call ended early, None for a generation."""
 
 
 def ended_rounds(calls: Sequence[EndedCall]) -> EndedCall:
-    """Combine the generations of one answer into one call."""
     first, last = calls[0], calls[-1]
     gaps = Distribution()
     for call in calls:
@@ -142,7 +140,7 @@ class AnswerUse(enum.Enum):
     SEMANTIC = "semantic"
     MISS = "miss"
     BYPASS = "bypass"
-    """The client opted out, or each answer is random."""
+    """The client opted out, or answers are random."""
 
     @property
     def is_hit(self) -> bool:
@@ -154,15 +152,14 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
     origin: RequestOrigin
     method: str
     route: str
-    """Pattern, such as `/v1/models/{id}`, or `other` for unknown routes."""
+    """Pattern, such as `/v1/models/{id}`, or `other`."""
     priority: str
-    """For a rejected body it follows from header, key and server. `none` for a request that does not
-    generate, failed before its key was known, or named an unknown priority."""
+    """A rejected body has that of header, key and server. `none`: not a generation, failed before its key was
+    known, or an unknown priority."""
     status: int
     code: str | None
-    """Code in the error object."""
     started_s: float
-    """On the monotonic clock, as `ended_s`."""
+    """Time on the monotonic clock, as `ended_s`."""
     ended_s: float
     key: str = ""
     """Name of the API key, or ""."""
@@ -181,7 +178,7 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def amounts_of(request: EndedRequest, call: EndedCall) -> Amounts:
-    """Return the usage of a call for its key. Tokens count once the first token exists."""
+    """Return a key's usage. Tokens count once the first token exists."""
     has_brought = bool(call.inputs) if call.inputs is not None else call.ttft_s is not None
     if not has_brought:
         return Amounts(requests=1)

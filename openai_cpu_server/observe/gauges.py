@@ -1,7 +1,7 @@
-"""Gauges of the engines' current state, and those that gateways route by.
+"""Gauges of engines, and those that gateways route by.
 
 llm-d's endpoint picker and the Gateway API's inference extension read the first series of a name, and SMG
-adds series up. So each gateway gauge has one series for all models together. Its labels are vLLM's.
+adds series up. So gateway gauges have one series for all models together, with vLLM's labels.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ _NO_KV = msgspec.convert(dict.fromkeys(KVStats.__struct_fields__, 0), KVStats)
 
 
 class GaugeReading(NamedTuple):
-    """State of one engine at one moment."""
-
     model: str
     status: EngineStatus
     kv: KVStats
 
     @property
     def placements(self) -> dict[tuple[str, str], DevicePlacement]:
-        """Return the placements by the model's role and the device's name."""
+        """Return placements by role and device name."""
         placements = {"model": self.status.placement, "draft": self.status.draft_placement}
         return {
             (role, "" if placed.device is None else placed.device.name): placed
@@ -47,7 +45,7 @@ class _Gauge(NamedTuple):
     name: str
     documentation: str
     values: Callable[[GaugeReading], Mapping[tuple[str, ...], float]]
-    """Returns the values of one engine, by the labels behind `model`."""
+    """Values of an engine, by the labels behind `model`."""
     labels: tuple[str, ...] = ()
     kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily
 
@@ -247,7 +245,7 @@ class EngineGauges(Collector):
 
 
 _ENGINE = "0"
-"""vLLM's engine number. A gateway sees this server as one engine."""
+"""vLLM's engine number, one for this server."""
 _AWAY = (EngineState.ASLEEP, EngineState.FAILED, EngineState.STOPPED)
 """States without a KV pool."""
 
@@ -256,7 +254,7 @@ class GatewayGauges(Collector):
     def __init__(
         self, engines: Callable[[], Iterable[tuple[str, Engine]]], *, clock: Callable[[], float] = time.time
     ) -> None:
-        """`engines`: as above, the default model first. `clock`: Unix time."""
+        """`engines`: the default model first. `clock`: Unix time."""
         self._engines = engines
         self._clock = clock
 
@@ -332,8 +330,7 @@ def _gateway_gauge(name: str, documentation: str, model: str, value: float) -> M
 
 
 def _named(requests: list[tuple[str, LiveRequest]], state: RequestState) -> str:
-    """Return the adapters of these requests as `MODEL:NAME,MODEL:NAME`. Batch work counts only while it
-    runs."""
+    """Return adapters as `MODEL:NAME,MODEL:NAME`. Batch work counts only while it runs."""
     found = {
         f"{model}:{one.adapter}"
         for model, one in requests

@@ -1,4 +1,4 @@
-"""Log records as text lines or JSON. A record may have `fields` beside its message."""
+"""Log records as text lines or JSON, with optional `fields`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LEAST_LEVELS = {
     "python_multipart": logging.ERROR,
     "mcp": logging.CRITICAL,
 }
-"""Least levels of libraries. `python_multipart` warns of each malformed form, though its request has a line.
-`mcp` logs tracebacks for invalid replies, and session ids; `McpConnection` logs its failures."""
+"""`python_multipart` warns of each malformed form, whose request is logged anyway. `mcp` logs session ids and
+tracebacks of invalid replies; `McpConnection` logs its failures."""
 
 
 def set_up_logs(level: str, log_format: LogFormat) -> None:
-    """Send all records, including the web server's, to standard error."""
+    """Send all records, also the web server's, to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_CONSOLE))
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -29,7 +29,7 @@ def set_up_logs(level: str, log_format: LogFormat) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """JSON line: time (UTC), level, logger, message, and the record's `fields`."""
+    """JSON line: time (UTC), level, logger, message, and `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {

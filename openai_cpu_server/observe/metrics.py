@@ -1,4 +1,4 @@
-"""Metrics of engine steps, and of requests, cached answers and keys when requests end."""
+"""Metrics of engine steps and of ended requests."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ class _Metric(NamedTuple):
     documentation: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = BOUNDS_S
-    """Upper bounds, for histograms."""
 
 
 _ROUTE_LABELS = ("route", "priority")
@@ -229,22 +228,20 @@ _METRICS = {
     "kept_stream_bytes": _Metric(Gauge, "Bytes of the stored events of resumable streams."),
     "streams_taken_up": _Metric(Counter, "Times that a client resumed a stream."),
 }
-"""All metrics but those of `gauges`, by name without `ocs_`, in the order of the page."""
+"""All metrics but gauges, by name without `ocs_`, in the page's order."""
 
 
 class StreamAmounts(NamedTuple):
-    """Sizes of resumable streams, running or finished."""
-
     running: int
     ended: int
     num_bytes: int
 
 
 class Metrics:
-    """Counters of finished requests, steps, and model loads. One thread calls it."""
+    """Counters and histograms, for one thread."""
 
     def __init__(self, registry: CollectorRegistry, *, model: str) -> None:
-        """`model`: served name of the default model."""
+        """`model`: name of the default model."""
         self._registry = registry
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
@@ -274,11 +271,10 @@ class Metrics:
         self._registry.register(collector)
 
     def page(self) -> bytes:
-        """Text of `/metrics`, of type `CONTENT_TYPE`."""
+        """Return `/metrics` of type `CONTENT_TYPE`."""
         return metrics_text(self._registry)
 
     def count(self, name: str, *labels: object, amount: float = 1.0) -> None:
-        """Add to a counter of `_METRICS`."""
         counter = self._counters[name]
         (counter.labels(*labels) if labels else counter).inc(amount)
 
@@ -365,7 +361,7 @@ class Metrics:
     # -- engines and readers ------------------------------------------------------------------------------
 
     def step_done(self, figures: StepFigures) -> None:
-        """The time of an interrupted step does not count, because it computed nothing."""
+        """Ignore the time of an interrupted step, which computed nothing."""
         if figures.preemptions:
             self.count("preemptions", amount=figures.preemptions)
         if figures.forced:
@@ -394,8 +390,7 @@ class Metrics:
         self.count("reader_restarts", cause)
 
     def watch_readers(self, load: Callable[[], Mapping[str, tuple[int, int]]], share_s: float) -> None:
-        """`load`: number of waiting and of running pieces, by kind of work. `share_s`: most seconds of a
-        piece."""
+        """`load`: numbers of waiting and running pieces by kind of work. `share_s`: CPU limit of a piece."""
 
         def pieces(kind: str, place: int) -> float:
             return load()[kind][place]

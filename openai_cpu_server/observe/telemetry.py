@@ -1,4 +1,4 @@
-"""Root observer, and the one of recent activity, whose memory and work are bounded at any load."""
+"""Root observer, and recent activity in bounded memory and time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ S = TypeVar("S")
 
 @dataclass
 class SlicedWindow(Generic[S]):
-    """Values of the last time slices; empty slices are missing."""
+    """Values of the last time slices, without empty ones."""
 
     new: Callable[[], S]
     slice_s: float
     num_slices: int
     origin_s: float = 0.0
-    """Beginning of slice 0."""
 
     def __post_init__(self) -> None:
         self._slices: deque[tuple[int, S]] = deque(maxlen=self.num_slices)
@@ -37,7 +36,7 @@ class SlicedWindow(Generic[S]):
         return math.floor((now_s - self.origin_s) / self.slice_s)
 
     def at(self, now_s: float) -> S:
-        """Return the slice of this moment for adding to it."""
+        """Return this moment's slice for adding to it."""
         number = self.number(now_s)
         if not self._slices or self._slices[-1][0] != number:
             self._slices.append((number, self.new()))
@@ -55,11 +54,11 @@ _SUCCESS = range(200, 300)
 
 @dataclass
 class RecentSums:
-    """Sums over a span of time. Calls count when they end, tokens when they are computed."""
+    """Sums over time. Calls count when they end, tokens when computed."""
 
     calls: int = 0
     failed: int = 0
-    """Calls that ended with an error or whose client left."""
+    """Calls with an error or a disconnected client."""
     output_tokens: int = 0
     computed_tokens: int = 0
     drafted_tokens: int = 0
@@ -102,7 +101,6 @@ class TimeSpan:
 class RecentActivity:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = RecentSums()
-        """Since the start, as `answers`."""
         self.answers: Counter[AnswerUse] = Counter()
         self._clock = clock
         self._started_s = clock()
@@ -126,7 +124,7 @@ class RecentActivity:
             sums.step_done(figures)
 
     def window(self) -> TimeSpan:
-        """Return the last five minutes, or less after the start."""
+        """Return the last five minutes."""
         return self._last(_NUM_SLICES)
 
     def moment(self) -> TimeSpan:
@@ -148,23 +146,23 @@ class RecentActivity:
 
 @dataclass(eq=False)
 class Telemetry:
-    """Root observer. All methods belong to one event loop's thread."""
+    """Root observer, for one event loop's thread."""
 
     metrics: Metrics
     recent: RecentActivity
     tracing: Tracing | None
     key_of: Callable[[str], str] = lambda client: ""
-    """Returns the name of a client's key by its label, or ""."""
+    """Name of a client's key by its label, or ""."""
     book: Callable[[str, str, Amounts], None] | None = None
-    """Records the usage of keys: name of the key, model, amounts."""
+    """Record of usage: key, model, amounts."""
 
     @classmethod
     def new(cls, *, model: str, tracing: Tracing | None = None) -> Telemetry:
-        """Return an observer with a registry of its own. `model`: name of the default model."""
+        """Create a registry. `model`: name of the default model."""
         return cls(Metrics(CollectorRegistry(), model=model), RecentActivity(), tracing)
 
     def ended(self, request: EndedRequest) -> None:
-        """Call this once per request, however it ended."""
+        """Record a request once, however it ended."""
         self.metrics.ended(request)
         self.recent.ended(request)
         if self.tracing is not None:
@@ -173,7 +171,7 @@ class Telemetry:
             self.used(request.key, request.call.model, amounts_of(request, request.call))
 
     def close(self) -> None:
-        """Close; nothing may be recorded afterwards."""
+        """Accept no records afterwards."""
         if self.tracing is not None:
             self.tracing.close()
 
@@ -196,7 +194,7 @@ class ModelTelemetry:
         self.spent(figures.spent_ms)
 
     def spent(self, spent_ms: dict[str, float]) -> None:
-        """Record CPU time by client label. Engines without reported steps call this themselves."""
+        """Record CPU time by client label, as engines without reported steps need."""
         for client, cpu_ms in spent_ms.items():
             self.telemetry.used(self.telemetry.key_of(client), self.model, Amounts(cpu_ms=cpu_ms))
 

@@ -1,7 +1,7 @@
 """OpenTelemetry traces: a span per request with its queue, prefill and decode.
 
-Spans are made from recorded times when a request has ended, so that tracing costs nothing before.
-OpenTelemetry is imported only here, and only if traces are wanted (extra `otel`).
+Ended requests are traced from recorded times, which costs nothing before. OpenTelemetry (extra `otel`) is
+imported only here, on demand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SERVER_ERROR = 500
 
 
 def open_tracing(endpoint: str) -> Tracing:
-    """Send traces to the collector at this URL (OTLP over HTTP)."""
+    """Send traces to this collector (OTLP over HTTP)."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -38,7 +38,7 @@ def open_tracing(endpoint: str) -> Tracing:
 
 
 def traces_url(endpoint: str) -> str:
-    """By OpenTelemetry's specification a collector's address is the base of one URL per signal."""
+    """Treat the address as the base of one URL per signal, as OpenTelemetry specifies."""
     base = endpoint.rstrip("/")
     return base if base.endswith(_TRACES_PATH) else base + _TRACES_PATH
 
@@ -62,7 +62,7 @@ class Tracing:
         self._server, self._error = SpanKind.SERVER, StatusCode.ERROR
 
     def close(self) -> None:
-        """Send the remaining spans, with a short timeout."""
+        """Send remaining spans, with a short timeout."""
         self._provider.shutdown()
 
     def ended(self, request: EndedRequest) -> None:
@@ -108,7 +108,7 @@ def _phases(call: EndedCall) -> Iterator[tuple[str, float, float, dict[str, Attr
 
 
 def _of_request(request: EndedRequest) -> Iterator[tuple[str, AttributeValue]]:
-    """Use the names of OpenTelemetry's semantic conventions where they exist."""
+    """Use OpenTelemetry's semantic conventions where they exist."""
     yield "http.request.method", request.method
     yield "http.route", request.route
     yield "http.response.status_code", request.status

@@ -1,4 +1,4 @@
-"""The page for browsers: its sources, and the bundle that `scripts/page` builds of them.
+"""The browsers' page: sources, and the bundle that `scripts/page` builds.
 
-The API's routes serve `Bundle` unchanged. The package knows no HTTP and no model.
+Routes serve `Bundle` unchanged. The package knows no HTTP and no model.
 """

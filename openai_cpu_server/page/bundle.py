@@ -1,4 +1,4 @@
-"""The built page: each file with its type, compressed, under one version."""
+"""The built page: compressed files under one version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 BUILT = Path(__file__).with_name("built")
 INDEX = "index.html"
 _BASE = b"{{base}}"
-"""Placeholder in the index for the address of the other files."""
+"""Placeholder for the other files' address."""
 _VERSION_CHARS = 16
 _TYPES: Mapping[str, str] = {
     ".html": "text/html; charset=utf-8",
@@ -31,14 +31,14 @@ class PageFile(msgspec.Struct, frozen=True):
 
 class Bundle(msgspec.Struct, frozen=True):
     version: str
-    """Digest of all files. It is part of their addresses, so that browsers may cache them for ever."""
+    """Digest of all files, part of their addresses so that browsers may cache them for ever."""
     index: PageFile
     files: Mapping[str, PageFile]
-    """By name, without the index."""
+    """Files by name, without the index."""
 
 
 def read_bundle() -> Bundle:
-    """Read and compress about a megabyte, which takes 0.1 s."""
+    """Read and compress about a megabyte, in 0.1 s."""
     contents = {path.name: path.read_bytes() for path in sorted(BUILT.iterdir())}
     digest = hashlib.sha256()
     for name, body in contents.items():

@@ -1,4 +1,4 @@
-"""Reader process, seen from its parent. Imports little, so that parent and child import side by side."""
+"""Reader process, seen from its parent. Imports little, to run beside the child's imports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from openai_cpu_server.contract.messages import LENGTH, read_frame
 _MODULE = "openai_cpu_server.reader.process"
 PATIENCE_S = 60.0
 _PROGRESS = 1 / 60
-"""Least CPU share of a live process. One that computes less is stopped or waits for a disk."""
+"""Least CPU share that counts as progress."""
 _END_S = 5.0
 SILENCE = "silence"
 
@@ -30,10 +30,10 @@ class ReaderDied(Exception):
 
 
 class ReaderChild:
-    """Owner of the process and its socket. The kernel ends the process with the thread that created it."""
+    """Owner of a process, which the kernel ends with the thread that created it."""
 
     def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
-        """`patience_s`: time without progress that counts as silence. Raises OSError."""
+        """`patience_s`: longest time without progress. Raises OSError."""
         self._patience_s = patience_s
         ours, theirs = socket.socketpair()
         with theirs:
@@ -53,7 +53,7 @@ class ReaderChild:
         return self._process.pid
 
     def send(self, *messages: bytes) -> None:
-        """Send without a copy, as 20 MB would hold the interpreter's lock for 10 ms. Raises ReaderDied."""
+        """Send without a copy: 20 MB would hold the interpreter's lock for 10 ms. Raises ReaderDied."""
         try:
             for message in messages:
                 self._socket.sendall(LENGTH.pack(len(message)))
@@ -62,7 +62,7 @@ class ReaderChild:
             raise self._death(error) from None
 
     def receive(self) -> bytes:
-        """Return the next message. Raises ReaderDied."""
+        """Return a message. Raises ReaderDied."""
         try:
             computed_s = self._computed_s()
             while not select.select([self._socket], [], [], self._patience_s)[0]:
@@ -87,7 +87,7 @@ class ReaderChild:
         self._process.kill()
 
     def close(self) -> None:
-        """Wait until the process has ended."""
+        """Wait for the end."""
         with suppress(OSError):
             self._stream.close()
             self._socket.close()

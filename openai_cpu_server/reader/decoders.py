@@ -1,5 +1,4 @@
-"""Decoder of clients' pictures, which may hang or crash. Its libraries are loaded only in processes that use
-them."""
+"""Decoder of clients' pictures, which may hang or crash. Only reader processes load its libraries."""
 
 from __future__ import annotations
 
@@ -23,10 +22,9 @@ _AVIF = re.compile(rb"....ftyp(?:avi[fs])", re.DOTALL)
 _INVALID = "invalid_image"
 _SCAN = b"\xff\xda"
 _MOST_SCANS = 20
-"""Limit for the largest picture; encoders make 10. Each scan takes a pass over all pixels, however few bytes
-it has."""
+"""Encoders make 10. Each scan is a pass over all pixels, however few bytes it has."""
 _SHOWN_PIXELS = 2048 * 2048
-"""Larger pictures are scaled down. Qwen's encoders see the most, 4,096 patches of 32 x 32 pixels."""
+"""Limit of scaling. Qwen's encoders see the most: 4,096 patches of 32 x 32 pixels."""
 _ROUNDING = 1e-6
 _ORIENTATION = 0x112
 _TURNS = {
@@ -41,15 +39,15 @@ _TURNS = {
 _GREYS = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 """Modes with more than 8 bits."""
 _LEAST_SIDE = 64
-"""Scaling by a client's detail leaves this many pixels, because encoders refuse what is narrower."""
+"""Encoders refuse narrower pictures."""
 
 
 _PLUGINS = ("Bmp", "Gif", "Jpeg", "Mpo", "Png", "Tiff", "WebP")
-"""MPO is for photos of phones that are several, TIFF also for EXIF."""
+"""MPO is for phones' multiple pictures, TIFF also for EXIF."""
 
 
 def load_decoders() -> None:
-    """Load all libraries, because a confined process cannot."""
+    """Load all libraries, which a confined process cannot."""
     for module in ("miniaudio", "numpy", "PIL.ImageCms", *(f"PIL.{name}ImagePlugin" for name in _PLUGINS)):
         importlib.import_module(module)
     from PIL import Image
@@ -58,7 +56,7 @@ def load_decoders() -> None:
 
 
 def _load_further(data: bytes) -> None:
-    """Load decoders for pictures of phones and of the web, which are large."""
+    """Load large decoders for pictures of phones and of the web."""
     if _AVIF.match(data):
         from PIL import AvifImagePlugin
 
@@ -73,8 +71,8 @@ def _load_further(data: bytes) -> None:
 
 
 def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture:
-    """Return the first frame, upright, over white, and no larger than encoders see. Raises InvalidRequest,
-    for a wrong size before decoding.
+    """Return the first frame, upright, over white, within encoders' limits. Raises InvalidRequest, for a
+    wrong size before decoding.
 
     `most_side`: longest side, or 0 for no limit.
     """
@@ -118,7 +116,7 @@ def _shown_size(width: int, height: int, most_side: int) -> tuple[int, int]:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Other EXIF data may be damaged, as in browsers."""
+    """Ignore damage in other EXIF data, as browsers do."""
     from PIL import Image
 
     orientation: object = None
@@ -129,7 +127,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _over_white(image: Image.Image) -> Image.Image:
-    """Show as viewers do: 16 bits as 8, and white where it is transparent."""
+    """Convert as viewers do: 16 bits to 8, transparent to white."""
     import numpy as np
     from PIL import Image
 
@@ -151,8 +149,8 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:
-    """PIL itself clips levels at 255. Integers of 16 bits have the whole range; others have no measure but
-    their brightest."""
+    """PIL clips levels at 255. 16-bit integers use their whole range; others are scaled by their
+    brightest."""
     most = 65_535.0
     if not (image.mode.startswith("I;16") or image.format == "PNG"):
         _, brightest = image.getextrema()
@@ -162,7 +160,7 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
 
 
 def _in_srgb(image: Image.Image) -> Image.Image:
-    """Ignore a damaged profile, as in browsers."""
+    """Ignore a damaged profile, as browsers do."""
     from PIL import ImageCms
 
     profile = image.info.get("icc_profile")

@@ -1,5 +1,5 @@
-"""Grammars for an opened model. Imported by the first reader while the engine loads the model, by others with
-their first grammar, because most make none."""
+"""Grammars for an opened model, imported by the first reader while the engine loads, by others with their
+first grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages between the API process and a reader process."""
+"""Messages between the API and reader processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation
 from openai_cpu_server.prompt.reasoning import TemplateReasoning
 
 SHARE_S = 10.0
-"""CPU seconds for one piece of work. The longest that should pass takes two."""
+"""CPU seconds for one piece of work. The longest legitimate one takes two."""
 
 
 class ReaderStart(msgspec.Struct, frozen=True):
     readable: Union[Sequence[str], None]
-    """Folders with models, or None for no confinement."""
+    """Model folders, or None for no confinement."""
     opens_media: bool = False
     share_s: float = SHARE_S
 
@@ -29,7 +29,7 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     generates: bool
     chat_template: str | None = None
-    """Replaces the file's own template."""
+    """Replaces the file's own."""
     tool_format: str = "auto"
     reasoning_format: str = "auto"
 
@@ -49,11 +49,9 @@ R = TypeVar("R")
 
 
 class WorkFor(msgspec.Struct, Generic[R], frozen=True):
-    """Piece of work whose result is an `R`."""
-
     @property
     def identity(self) -> WorkFor[R]:
-        """Equal for all pieces of one work, and small."""
+        """Small, and equal for all pieces of one work."""
         return self
 
     @property
@@ -62,8 +60,8 @@ class WorkFor(msgspec.Struct, Generic[R], frozen=True):
 
 
 class FileWork(WorkFor[R], Generic[R], frozen=True):
-    """Work on a client's file. `data` follows in a message of its own, because encoding 20 MB would hold the
-    interpreter's lock for tens of milliseconds."""
+    """Work on a client's file. `data` is its own message, because encoding 20 MB would hold the interpreter's
+    lock for tens of milliseconds."""
 
     data: bytes
 
@@ -74,7 +72,7 @@ class OpenModel(WorkFor["ModelOpened"], frozen=True, tag=True, kw_only=True):
     key: int
     source: ModelSource
     is_known: bool
-    """True if the client has the facts and needs only their digest."""
+    """The client has the facts and needs only their digest."""
 
 
 class CloseModel(WorkFor[None], frozen=True, tag=True):
@@ -93,13 +91,13 @@ class RenderChat(WorkFor[ChatPrompt], frozen=True, tag=True):
 
     key: int
     conversation: Conversation
-    """Without the fields in `texts`."""
+    """Conversation without the fields in `texts`."""
     texts: bytes
-    """JSON of messages, tools and variables, because they may have lone surrogates."""
+    """JSON of messages, tools and variables, which may have lone surrogates."""
 
 
 class RenderRerank(WorkFor[list[list[int]]], frozen=True, tag=True, kw_only=True):
-    """Render prompts for reranking. Raises TemplateFailed."""
+    """Render reranking prompts. Raises TemplateFailed."""
 
     key: int
     query: str
@@ -110,9 +108,9 @@ class WriteTemplate(WorkFor[str], frozen=True, tag=True, kw_only=True):
     """Render a client's template. Raises InvalidRequest."""
 
     template: str
-    """Written in Ollama's language."""
+    """In Ollama's language."""
     messages: Union[Sequence[Mapping[str, str]], None]
-    """With `role` and `content`, or None to check the template only."""
+    """Messages with `role` and `content`, or None to only check the template."""
     suffix: str
     most_chars: int
 
@@ -127,11 +125,11 @@ class OpenPicture(FileWork[Picture], frozen=True, tag=True):
 
     most_pixels: int
     most_side: int
-    """Longest side in pixels to scale down to, or 0 for no limit."""
+    """Longest side in pixels, or 0 for no limit."""
 
 
 class OpenSound(FileWork["Union[SoundOpened, None]"], frozen=True, tag=True):
-    """Decode a sound, or return None if the process needs the data. Raises InvalidRequest.
+    """Result: None if the process needs the data again. Raises InvalidRequest.
 
     `data`: empty for a process that has opened the sound.
     """
@@ -143,7 +141,7 @@ class OpenSound(FileWork["Union[SoundOpened, None]"], frozen=True, tag=True):
     most_at_once: int
     """Samples of the longest piece, or 0 for one piece."""
     first: int = 0
-    """Number of the first piece of the result."""
+    """First piece of the result."""
 
     @property
     def identity(self) -> OpenSound:
@@ -155,27 +153,27 @@ class OpenSound(FileWork["Union[SoundOpened, None]"], frozen=True, tag=True):
 
 
 class ReadDocument(FileWork["DocumentRead"], frozen=True, tag=True):
-    """Extract the text of a document. Raises InvalidRequest."""
+    """Extract the text. Raises InvalidRequest."""
 
     most_chars: int
     charset: str = ""
-    """Encoding of plain text that its client names, or "" to find it."""
+    """Client's name for the encoding of plain text, or "" to find it."""
 
 
 class RenderPage(FileWork[Picture], frozen=True, tag=True):
-    """Show a page of a PDF as a picture. Raises InvalidRequest."""
+    """Render a page of a PDF. Raises InvalidRequest."""
 
     number: int
     most_pixels: int
 
 
 class FindProfile(WorkFor["Profiled"], frozen=True, tag=True, kw_only=True):
-    """Apply the profile of `tune`."""
+    """Apply `tune`'s profile."""
 
     options: EngineOptions
     profile_dir: str
     user_options: frozenset[str]
-    """Names of options that stay as they are."""
+    """Options to leave as they are."""
 
 
 Work = Union[
@@ -217,13 +215,13 @@ class VocabularyFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     piece_ends: bytes
     """Ends in `pieces`: native unsigned integers of 4 bytes."""
     silent: bytes
-    """Tokens without text, in the same encoding."""
+    """Tokens without text, encoded likewise."""
     longest_piece: int | None
     template: ReadTemplate | None
     named: Mapping[str, ReadTemplate]
     """Further templates, such as `tool_use`."""
     rerank_answers: tuple[str, str] | None
-    """Yes and no in the words of the reranking template."""
+    """Yes and no in the reranking template's words."""
 
 
 class ModelOpened(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -238,17 +236,16 @@ class SoundOpened(msgspec.Struct, frozen=True, tag=True):
 
 class DocumentRead(msgspec.Struct, frozen=True, tag=True):
     parts: tuple[Union[str, int], ...]
-    """Texts, and numbers of pages that are pictures."""
+    """Texts, and numbers of pictured pages."""
 
 
 class Profiled(msgspec.Struct, frozen=True, tag=True):
     options: EngineOptions
     found: str | None
-    """Profile in words."""
 
 
 class WorkRefused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Exception of `errors.py`, by the name of its class."""
+    """Exception of `errors.py`, by class name."""
 
     kind: str
     message: str
@@ -269,10 +266,10 @@ Result = Union[
     Profiled,
     WorkRefused,
 ]
-"""Texts of templates are plain, and so are lists of tokens."""
+"""Template texts and token lists are plain."""
 
 
 class WorkReply(msgspec.Struct, frozen=True):
     result: Result
     is_last: bool = False
-    """True if the process ends after this reply because it has grown."""
+    """The process has grown and ends after this reply."""

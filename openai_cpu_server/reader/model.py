@@ -1,4 +1,4 @@
-"""A model's facts, and access to the readers for everything else."""
+"""Facts of a model, and access to readers."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from openai_cpu_server.reader.messages import ModelSource, VocabularyFacts, vali
 from openai_cpu_server.reader.pool import OpenedKey, ReaderPool, WorkKind
 
 _LONG_CHARS = 128 * 1024
-"""Tokenizing this takes 20 to 60 ms."""
+"""Takes 20 to 60 ms to tokenize."""
 _LONGEST_PIECE = 256
 _SHORT_WORD = 64
 _WORDS = 1024
 
 
 class ReadModel:
-    """`ChatPromptMaker` of a model, with its `Tokenizer`, `RerankPrompts` and `GrammarMaker`, for any thread.
+    """`ChatPromptMaker`, `Tokenizer`, `RerankPrompts` and `GrammarMaker` of a model, for any thread.
 
-    Only `piece`, `decode` and facts are for event loops. The rest waits for a reader, and raises what
+    Only `piece`, `decode` and facts suit event loops. The rest waits for a reader, and raises what
     `ReaderPool.do` raises.
     """
 
     def __init__(self, pool: ReaderPool, source: ModelSource) -> None:
-        """Open the model in a reader. Raises StartupError."""
+        """Open the model. Raises StartupError."""
         self._pool = pool
         self._key, self.facts = pool.open(source)
         self.tokenizer = ReadTokenizer(pool, self._key, self.facts)
@@ -78,7 +78,7 @@ class ReadModel:
             work = msgspec.structs.replace(work, data=b"", first=first)
 
     def document(self, data: bytes, most_chars: int, charset: str = "") -> tuple[str | int, ...]:
-        """Return texts, and numbers of pages that are pictures."""
+        """Return texts and numbers of pictured pages."""
         return self._pool.do(wire.ReadDocument(data, most_chars, charset), kind=WorkKind.DOCUMENT).parts
 
     def page(self, data: bytes, number: int, most_pixels: int) -> Picture:
@@ -87,7 +87,7 @@ class ReadModel:
     def write_template(
         self, template: str, messages: Sequence[Mapping[str, str]] | None, suffix: str, most_tokens: int
     ) -> str:
-        """Render messages with a client's template in Ollama's language, or check it if there are none."""
+        """Render in Ollama's template language, or only check without messages."""
         longest_piece = self.facts.longest_piece or _LONGEST_PIECE
         work = wire.WriteTemplate(
             template=template, messages=messages, suffix=suffix, most_chars=(most_tokens + 1) * longest_piece
@@ -106,7 +106,7 @@ class ReadTokenizer:
         self._ends = array("I", facts.piece_ends)
         self._silent = frozenset(array("I", facts.silent))
         self._encoded_word = functools.lru_cache(_WORDS)(self._encoded)
-        """Cached, because the server encodes the same marks over and over."""
+        """Requests repeat the same marks."""
         self.vocab_size, self.end_tokens = facts.vocab_size, facts.end_tokens
         self.bos_text, self.eos_text = facts.bos_text, facts.eos_text
         self.bos, self.adds_bos = facts.bos, facts.adds_bos
@@ -133,7 +133,7 @@ class ReadTokenizer:
         return self._pool.do(work, model=self._key, kind=_kind_of(sum(map(len, texts))))
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes of a token. Raises InvalidRequest for a number that is not a token."""
+        """Return bytes. Raises InvalidRequest for an unknown token."""
         if not 0 <= token < self._facts.vocab_size:
             message = f"{token} is not a token: the vocabulary has {self._facts.vocab_size}."
             raise InvalidRequest(message, param="tokens")
@@ -169,7 +169,7 @@ class ReadRerank:
 def profiled(
     pool: ReaderPool, options: EngineOptions, profile_dir: str, user_options: frozenset[str]
 ) -> wire.Profiled:
-    """Apply the profile of `tune`, but for `user_options`."""
+    """Apply `tune`'s profile except for `user_options`."""
     return pool.do(wire.FindProfile(options=options, profile_dir=profile_dir, user_options=user_options))
 
 

@@ -1,4 +1,4 @@
-"""Pool of reader processes: lends them, replaces dead ones, and finds the work that killed them."""
+"""Pool of reader processes, which finds the work that kills them."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 
 _TRIES = 2
 _KILLED_S = 15.0
-"""Work whose processes are killed from outside is retried this long."""
+"""Retry time after kills from outside."""
 _EXPLAINED = frozenset({"SIGXCPU"})
-"""CPU limit exceeded: a retry would take as long."""
+"""A retry would exceed the CPU limit again."""
 _NO_LIBRARY = f"exit_{UNLOADABLE}"
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", SILENCE})
 _AGAIN_S = 5
@@ -62,13 +62,13 @@ class WorkKind(enum.Enum):
     """Work by its duration, with places of its own."""
 
     QUICK = "quick"
-    """Conversations and texts of ordinary length."""
+    """Conversations and ordinary texts."""
     PROGRAM = "program"
-    """Clients' schemas, grammars and templates, and long texts."""
+    """Clients' schemas, grammars, templates and long texts."""
     MEDIA = "media"
-    """Pictures and sounds, which take two seconds at most."""
+    """Pictures and sounds, of two seconds at most."""
     DOCUMENT = "document"
-    """Documents and their pages, which may use up the whole share."""
+    """Documents and their pages, which may use the whole share."""
 
 
 class WorkLoad(NamedTuple):
@@ -77,7 +77,7 @@ class WorkLoad(NamedTuple):
 
 
 class OpenedKey(NamedTuple):
-    """Key of a model, which each process opens when it first needs it."""
+    """Model, opened where needed."""
 
     number: int
     source: ModelSource
@@ -104,16 +104,14 @@ class _Reader:
 
 @dataclass(eq=False)
 class _Place:
-    """Process, or the place for one."""
-
     own_kind: WorkKind
     """The only kind that starts a process."""
     kinds: tuple[WorkKind, ...]
-    """All, the most urgent one first."""
+    """All kinds, the most urgent first."""
     reader: _Reader | None = None
     lent_to: WorkKind | None = None
     latest_caller: tuple[str, ...] | None = None
-    """Client whose sound the process may have opened."""
+    """Client whose sound may be open."""
     closed_models: set[int] = field(default_factory=set)
     """Models that the process can close."""
 
@@ -129,15 +127,15 @@ class _Ticket:
 
 _OF_FILES = (WorkKind.MEDIA, WorkKind.DOCUMENT)
 _PLACES = 2
-"""Twice the places of one client, whose slow work thus never blocks other clients."""
+"""Twice one client's places, so that its slow work never blocks others."""
 _MOST_OF_CLIENT = {**dict.fromkeys(WorkKind, 1), WorkKind.QUICK: 1 + _PLACES}
 _MOST_REFUSALS = 1024
 _DEAR_S = 1.0
-"""A slower rejection, or one after several pieces, is repeated at once for the same work."""
+"""A slower rejection, or one after several pieces, is remembered."""
 
 
 class ReaderPool:
-    """Pool of reader processes in which clients take turns. Any thread may call its methods, which block."""
+    """Readers in which clients take turns. Methods block, on any thread."""
 
     def __init__(
         self,
@@ -147,11 +145,11 @@ class ReaderPool:
         opens_media: bool = False,
         share_s: float = SHARE_S,
     ) -> None:
-        """`readable`: folders with models, or None for no sandbox. `child`: running process, which the pool
-        takes over. `share_s`: CPU seconds for one piece of work."""
+        """`readable`: model folders, or None for no sandbox. `child`: a running process to take over.
+        `share_s`: CPU seconds for one piece of work."""
         self.deaths = 0
         self.on_death: Callable[[str], None] = lambda cause: None
-        """Called in any thread, with a cause as in `ReaderDied`."""
+        """Callback on any thread, with `ReaderDied.cause`."""
         self._folders = None if readable is None else sorted({str(path) for path in readable})
         self._opens_media = opens_media
         self._share_s = share_s
@@ -161,7 +159,6 @@ class ReaderPool:
         files = (_Place(kind, (kind,)) for kind in _OF_FILES for _ in range(_PLACES))
         self._places = [self._quick, *self._programs, *files]
         self._is_alone = True
-        """True until a process for programs is started."""
         self._queues: dict[WorkKind, FairQueue[_Ticket]] = {
             kind: FairQueue(most) for kind, most in _MOST_OF_CLIENT.items()
         }
@@ -182,7 +179,7 @@ class ReaderPool:
         return [place.reader.child.pid for place in self._places if place.reader is not None]
 
     def start_program_reader(self) -> None:
-        """Start a process for programs, which keep the first process from other work until then."""
+        """Start a process for programs, which otherwise delay the first process's other work."""
         with self._changed:
             started = self._start_spare() if self._is_alone else None
         if started is not None:
@@ -217,8 +214,8 @@ class ReaderPool:
     def do(
         self, work: wire.WorkFor[R], *, model: OpenedKey | None = None, kind: WorkKind = WorkKind.QUICK
     ) -> R:
-        """Return the result. Raises what the work raises; DeadlyInput if it kills its process repeatedly;
-        ReaderLost if the process is killed from outside; EngineUnavailable if no process can be had."""
+        """Return the result. Raises what the work raises; DeadlyInput if it kills processes repeatedly;
+        ReaderLost after kills from outside; EngineUnavailable without a process."""
         if self._refusals and (refusal := self._refusals.get(_digest(work))) is not None:
             raise refusal.with_traceback(None)
         start_s = time.monotonic()
@@ -237,7 +234,7 @@ class ReaderPool:
             raise
 
     def close(self) -> None:
-        """Kill all processes. Running work is lost."""
+        """Kill all processes and their work."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -294,8 +291,7 @@ class ReaderPool:
             self._start_spare()  # it takes the work that waits for the program
 
     def _takes(self, place: _Place, kind: WorkKind) -> bool:
-        """The first process makes programs until another one is there, which has to start and open the
-        model."""
+        """Let the first process make programs until another has started and opened the model."""
         if kind is WorkKind.PROGRAM and self._quick.reader is not None and self._is_alone:
             is_first = self._quick.lent_to is not WorkKind.PROGRAM
             return place.takes(kind) and is_first is (place is self._quick)
@@ -373,7 +369,7 @@ class ReaderPool:
         raise EngineUnavailable(message, _AGAIN_S)
 
     def _start(self, place: _Place, child: ReaderChild | None = None) -> _Reader:
-        """Runs on the one thread that starts processes, because the kernel ends a child with its thread."""
+        """Run on the one starting thread, because the kernel ends a child with its parent thread."""
         if self._is_closing:
             raise EngineUnavailable("The server is shutting down.", _AGAIN_S)
         if place.reader is None:

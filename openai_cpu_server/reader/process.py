@@ -1,7 +1,7 @@
 """Reader process: `python -m openai_cpu_server.reader.process FD`.
 
-Beyond its limits of memory and CPU time it dies. The stack is large, because the splitters of some tokenizers
-recurse for each character of a long word, and the grammar library for each rule of a chain.
+Exceeding its memory or CPU limit kills it. The stack is large because some tokenizers recurse per character
+of a word, and the grammar library per rule of a chain.
 """
 
 from __future__ import annotations
@@ -57,10 +57,9 @@ from openai_cpu_server.reader.sounds import sound_pieces
 
 _GRAMMARS = "openai_cpu_server.reader.grammars:maker_for"
 _OTHER_TEMPLATES = ("default", "rerank")
-"""Not for chats."""
 _MOST_TEMPLATES = 16
 _PIECES_AT_ONCE, _TURN_S, _OPEN_SOUNDS = 8, 0.5, 2
-"""A piece of work on a recording is at most four minutes of it, and ends after this much computing."""
+"""A piece of work covers four minutes of a recording at most, and ends after this CPU time."""
 
 
 class OpenedModel:
@@ -79,7 +78,7 @@ class OpenedModel:
         text = self._source.chat_template or self.vocabulary.chat_template
         template = self._compiled(text) if self._source.generates and text is not None else None
         self.prompts = {"": self._chat_prompts(template, names)}
-        """By the name of the template, "" for chats."""
+        """Prompts by the template's name, "" for chats."""
         for name, further in self._further_templates():
             self.prompts[name] = self._chat_prompts(further, names)
         rerank = rerank_template(self.vocabulary.named_chat_template("rerank"), template)
@@ -99,7 +98,6 @@ class OpenedModel:
                     yield name, self._compiled(text)
 
     def _chat_prompts(self, template: ChatTemplate | None, names: ControlNames) -> ChatPrompts:
-        """Prefer the user's choice of formats."""
         tool_format, reasoning_format = self._source.tool_format, self._source.reasoning_format
         form = format_for(template) if tool_format == "auto" else TOOL_FORMATS[tool_format]
         reasoning = None
@@ -109,8 +107,7 @@ class OpenedModel:
 
     @functools.cached_property
     def make_grammar(self) -> GrammarMaker:
-        """Created on first use, because it takes a second for a large vocabulary. May raise
-        InvalidRequest."""
+        """Create on first use, because it takes a second for a large vocabulary. May raise InvalidRequest."""
         make: GrammarMaker = pkgutil.resolve_name(_GRAMMARS)(self.vocabulary)
         return make
 
@@ -140,10 +137,10 @@ class ReaderWorker:
     def __init__(self) -> None:
         self._models: dict[int, OpenedModel] = {}
         self._sounds: dict[wire.OpenSound, tuple[int, Iterator[Sound]]] = {}
-        """Decoders of sounds with the number of pieces that they have made."""
+        """Decoders, and the numbers of pieces made."""
 
     def do(self, work: wire.Work) -> wire.Result:
-        """Return the result or the failure. Raises only panics of native code."""
+        """Return the result or failure. Raises only panics of native code."""
         try:
             return self._done(work)
         except ServerError as error:
@@ -183,7 +180,7 @@ class ReaderWorker:
                 return _profiled(work)
 
     def _heard(self, work: wire.OpenSound) -> wire.SoundOpened | None:
-        """Continue a sound where the last piece of work ended, if that was here."""
+        """Continue an opened sound after its last piece."""
         num_done, pieces = self._sounds.pop(work.identity, (0, None))
         if pieces is None or num_done > work.first:
             if work.is_continued and not work.data:
@@ -254,19 +251,19 @@ def _profiled(work: wire.FindProfile) -> wire.Profiled:
 
 
 STACK_BYTES = 512 * 2**20
-"""Only the used part takes memory."""
+"""Reserved size, of which the used part takes memory."""
 _DATA_BYTES = 2 * 2**30
 """Limit beside the stack. A vocabulary of 260,000 tokens takes about 100 MB."""
 _DOCUMENT_BYTES = 2**30
 _PICTURE_BYTES, _PIXEL_BYTES = 128 * 2**20, 40
-"""Growth for a picture, and for each allowed pixel: WebP with transparency and a profile takes 28. Headers of
-AVIF and HEIC files may name fewer pixels than are decoded."""
+"""Growth per picture and per allowed pixel: WebP with transparency and a profile takes 28. AVIF and HEIC
+headers may understate the decoded size."""
 _GROWTH_BYTES = 256 * 2**20
-"""A process that has grown by this since it last opened a model ends to return the memory."""
+"""Growth since opening a model after which a process ends to return the memory."""
 _MODEL_S = 60.0
-"""CPU time for opening a model, whose file is not a client's input."""
+"""CPU time for opening a trusted model file."""
 _NATIVE_S = 5
-"""Native code gets this much longer until the process is killed."""
+"""Further CPU seconds for native code before the kill."""
 
 _works: msgspec.msgpack.Decoder[wire.Work] = msgspec.msgpack.Decoder(wire.Work)
 _start: msgspec.msgpack.Decoder[wire.ReaderStart] = msgspec.msgpack.Decoder(wire.ReaderStart)
@@ -274,11 +271,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class _ShareUsed(BaseException):
-    """BaseException, because libraries do not catch it."""
+    """Libraries do not catch BaseException."""
 
 
 class _Bounds:
-    """Limits of memory and CPU time, created on the worker thread."""
+    """Memory and CPU limits, created on the worker thread."""
 
     def __init__(self, share_s: float) -> None:
         self.share_s = share_s
@@ -286,18 +283,17 @@ class _Bounds:
         self._usual_bytes = 0
         self._is_working = False
         self.has_interrupted = False
-        """True if work was aborted halfway, which makes the process unusable."""
+        """True if aborted work has made the process unusable."""
         self._thread = threading.get_ident()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})  # it is for the main thread
         self.open()
         _limit(resource.RLIMIT_CORE, 0)  # a death is expected here, and its core would have prompts in it
 
     def open(self) -> None:
-        """Take the present memory as the baseline."""
         self._usual_bytes = self._own.memory_info().rss
 
     def begin(self, work: wire.Work) -> None:
-        """Python code is interrupted when the share is used up; native code dies a little later."""
+        """Interrupt Python when the share is used up; native code is killed a little later."""
         share_s = _MODEL_S if isinstance(work, wire.OpenModel) else self.share_s
         _limit(resource.RLIMIT_CPU, int(time.process_time() + share_s) + 1 + _NATIVE_S)
         _limit(resource.RLIMIT_DATA, self._most_bytes(work))
@@ -319,7 +315,7 @@ class _Bounds:
         return STACK_BYTES + _DATA_BYTES
 
     def interrupt(self, number: int, frame: object) -> None:
-        """SIGPROF handler, on the main thread."""
+        """Handle SIGPROF on the main thread."""
         if self._is_working:
             self.has_interrupted = True
             _raise_in(self._thread, _ShareUsed)
@@ -330,7 +326,7 @@ class _Bounds:
 
 
 def _raise_in(thread: int, exception: type[BaseException] | None) -> None:
-    """Raise the exception before the thread's next Python instruction; None cancels a pending one."""
+    """Raise before the thread's next Python instruction; None cancels a pending exception."""
     raised = ctypes.py_object(exception) if exception else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
@@ -363,7 +359,7 @@ def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: Si
 
 
 def _encoded(result: wire.Result, *, is_last: bool) -> bytes:
-    """Replace unpaired surrogates, which PDFs, JSON and messages of errors may have."""
+    """Replace unpaired surrogates of PDFs, JSON and error messages."""
     try:
         return _encoder.encode(wire.WorkReply(result, is_last))
     except UnicodeEncodeError:
@@ -382,7 +378,7 @@ def _valid(value: object) -> object:
 
 
 def _contained(worker: ReaderWorker, work: wire.Work, bounds: _Bounds) -> wire.Result:
-    """Rust panics arrive as BaseException."""
+    """Rust panics are BaseExceptions."""
     try:
         try:
             if isinstance(work, wire.MakeGrammar):  # imports are in no client's share

@@ -1,5 +1,5 @@
-"""Decoder of clients' sounds, which may hang or crash: miniaudio for what it knows, PyAV (the extra `sound`)
-for the rest. Long sounds are decoded in pieces, so that memory is bounded."""
+"""Decoder of clients' sounds, which may hang or crash: miniaudio, or PyAV (extra `sound`). Long sounds are
+decoded in pieces to bound memory."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ if TYPE_CHECKING:
     import numpy as np
 
 SOUNDS = ("WAV", "MP3", "FLAC", "Ogg Vorbis")
-"""Known without the extra."""
+"""Decoded without the extra."""
 MORE_SOUNDS = ("WebM", "Ogg Opus", "M4A", "MP4", "AAC", "AMR", "3GP", "AIFF", "CAF", "WMA")
 _NO_SOUND = "invalid_audio"
 _TOO_LONG_A_SOUND = "audio_too_large"
 _FRAMES_AT_ONCE = 16_384
 _LOUDEST = 1e8
-"""Samples beyond 1 are kept, as in llama.cpp, because some files hold integers as floats. Their spectrum
-is far from an overflow."""
+"""Samples beyond 1 are kept, as in llama.cpp, because some files hold integers as floats. Spectra of this
+size do not overflow."""
 _SHORTEST_PIECE_S, _PAUSE_WITHIN_S, _PAUSE_S = 1.0, 10.0, 0.2
 _FOR_MINIAUDIO = re.compile(
     rb"RIFF....WAVE|RIFX|RF64|riff|ID3|\xff[\xe2-\xe5\xf2-\xf5\xfa-\xfd]|fLaC|OggS.{24}.{0,255}?\x01vorbis",
     re.DOTALL,
 )
-"""First bytes of sounds that miniaudio decodes. It takes others for MP3 files, and makes noise of them."""
+"""First bytes that miniaudio decodes. It makes noise of others by decoding them as MP3."""
 _HEADERS = {
     **dict.fromkeys((b"RIFF", b"RIFX", b"RF64", b"riff"), "wav_get_info"),
     b"fLaC": "flac_get_info",
     b"OggS": "vorbis_get_info",
 }
-"""Functions of miniaudio that fail for a header that its decoders reject, before MP3 is tried."""
+"""Functions that fail for a rejected header, before miniaudio tries MP3."""
 _DEMUXERS = (
     "aac,ac3,aiff,amr,amrnb,amrwb,asf,au,caf,flac,loas,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,ogg,wav,w64"
 )
-"""FFmpeg's other formats include lists that name further files."""
+"""FFmpeg's other formats include lists of further files."""
 _SECOND_COST, _PACKET_COST = 1_000_000, 16_000
-"""Limit of decoded samples of all channels for each allowed second, and the cost of a packet in samples: 50
-packets a second, as in Opus and AMR, are within it."""
+"""Limit of decoded samples of all channels per allowed second, and a packet's cost in samples: the 50 packets
+a second of Opus and AMR fit."""
 _LEAST_RATE = 1000
-"""No device records fewer samples a second, and one frame of them would be hours."""
+"""Real recordings have more; one frame at a lower rate would be hours."""
 
 
 def sound_pieces(data: bytes, *, rate: int, most_samples: int, most_at_once: int) -> Iterator[Sound]:
-    """Yield one channel at this rate, in pieces that are cut where it is quiet. Raises InvalidRequest, for
-    too many samples as soon as they are decoded.
+    """Yield one channel in pieces cut at quiet places. Raises InvalidRequest, for too many samples as soon as
+    they are decoded.
 
     `most_at_once`: samples of the longest piece, or 0 for one piece.
     """
@@ -79,7 +79,7 @@ def sound_pieces(data: bytes, *, rate: int, most_samples: int, most_at_once: int
 
 
 class _Budget:
-    """Limit of computing, however short the result is."""
+    """Limit of computing, however short the result."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -140,7 +140,7 @@ def _by_miniaudio(data: bytes, rate: int, budget: _Budget) -> Iterator[np.ndarra
 
 
 def _with_length(data: bytes) -> bytes:
-    """Give a length to a WAV file that was written into a pipe, which goes on to its end."""
+    """Give a length to a WAV file from a pipe, which lasts to its end."""
     at = 12
     while data[:4] == b"RIFF" and at + 8 <= len(data):
         name, size = data[at : at + 4], struct.unpack_from("<I", data, at + 4)[0]
@@ -199,7 +199,7 @@ def _unknown(names: tuple[str, ...], more: str) -> InvalidRequest:
 
 
 def _end(samples: np.ndarray, rate: int, most_at_once: int) -> int:
-    """Choose the quietest place near the end of a piece."""
+    """Choose the quietest place near a piece's end."""
     times_s = (_PAUSE_WITHIN_S, _SHORTEST_PIECE_S, _PAUSE_S)
     within, shortest, width = (int(seconds * rate) for seconds in times_s)
     last = min(most_at_once, len(samples) - shortest)

@@ -1,4 +1,4 @@
-"""All models of a server with their engines: run, loaded, unloaded, replaced and stopped together."""
+"""All models of a server with their engines."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ logger = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 _BUDGET_SHARE = 0.8
-"""The rest is for the API process, request bodies and other growth on the machine."""
+"""Leave the rest to the API process, request bodies and the machine."""
 _LAST_CALLS_S = 2.0
-"""A request that has chosen a model is submitted to it within this time."""
+"""Time within which a request that has chosen a model is submitted."""
 _LOOK_S = 0.05
 _PREPARE_S = 5.0
-"""Interval of checks whether the server is idle, and may prepare for schemas."""
+"""Interval of checks for an idle server, which may prepare for schemas."""
 _LOOK_AT_FILES_S = 1.0
-"""Interval of checks for changed files of sleeping models. Requests are tokenized for the file that will be
-loaded."""
+"""Interval of checks for sleeping models' changed files, because requests are tokenized for the file that
+will be loaded."""
 
 
 class ModelFleet:
-    """Owner of all models of a server and their engines. All methods belong to one event loop's thread."""
+    """Owner of all models and engines, on one event loop's thread."""
 
     def __init__(
         self, settings: Settings, plans: Sequence[ModelPlan], telemetry: Telemetry, readers: ReaderPool
@@ -97,7 +97,7 @@ class ModelFleet:
         self._retired_totals = ServedTotals()
 
     def _built(self, plans: Sequence[ModelPlan]) -> list[LoadedModel]:
-        """Build pinned models first, so that their memory is counted first."""
+        """Build pinned models first, whose memory counts first."""
         built: dict[str, LoadedModel] = {}
         for plan in sorted(plans, key=lambda plan: not plan.is_pinned):
             built[plan.name] = model = self._builder.build(plan)
@@ -141,7 +141,7 @@ class ModelFleet:
                 done.result()
 
     def _want_first(self) -> None:
-        """Load the default and the pinned models; others sleep until requested."""
+        """Load the default and pinned models; others sleep until requested."""
         for model in self._models:
             is_first = model is self._models[0] and not model.plan.waits_for_requests
             if (is_first or model.plan.is_pinned) and model.engine.state is EngineState.ASLEEP:
@@ -149,7 +149,7 @@ class ModelFleet:
                     self._keeper.want(model.entry)
 
     async def drain(self, seconds: float) -> None:
-        """Reject new requests, and wait at most this long for the others."""
+        """Reject new requests, and wait at most this long."""
         await asyncio.gather(*(engine.drain(seconds) for engine in self._engines))
 
     async def close(self) -> None:
@@ -167,7 +167,7 @@ class ModelFleet:
     # -- for administrators -------------------------------------------------------------------------------
 
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
-        """Load the model, or with `replace` or a changed file a new one in its place. Raises ModelTooLarge,
+        """Load the model, or with `replace` or a changed file its successor. Raises ModelTooLarge,
         ModelNotFound, ModelNotLoaded, EngineUnavailable."""
         async with self._lock(model.name):
             serving = self._named(model.name)
@@ -179,7 +179,7 @@ class ModelFleet:
             return serving.served
 
     async def unload(self, model: ServedModel) -> None:
-        """Unload the model and wait for its process to end. Raises ModelInUse, ModelNotFound."""
+        """Wait for the process to end. Raises ModelInUse, ModelNotFound."""
         await self._keeper.unload(self._named(model.name).entry)
 
     async def add(self, plan: ModelPlan) -> ServedModel:
@@ -195,8 +195,7 @@ class ModelFleet:
         return new.served
 
     async def remove(self, model: ServedModel) -> None:
-        """Stop serving the model and release its files. Raises ModelInUse, ModelNotFound, and InvalidRequest
-        for the default."""
+        """Release the model's files. Raises ModelInUse, ModelNotFound, and InvalidRequest for the default."""
         async with self._lock(model.name):
             old = self._named(model.name)
             if old is self._models[0]:
@@ -234,7 +233,7 @@ class ModelFleet:
         return self._replacing[self._named(name).plan.name]
 
     async def _look_at_files(self) -> None:
-        """Rebuild sleeping models whose files have changed. Loaded models wait for an administrator."""
+        """Rebuild sleeping models whose files have changed. An administrator must reload loaded ones."""
         seen: dict[str, FileStamp | None] = {}
         while True:
             await asyncio.sleep(_LOOK_AT_FILES_S)
@@ -257,7 +256,7 @@ class ModelFleet:
             logger.info("%s: %s has changed, and was read again", old.plan.name, old.plan.path)
 
     async def _rebuilt(self, old: LoadedModel) -> LoadedModel:
-        """Use the adapters of now. Raises ModelTooLarge, ModelNotLoaded."""
+        """Use the present adapters. Raises ModelTooLarge, ModelNotLoaded."""
         offered = [status.adapter for status in old.engine.adapters()]
         adapters = tuple(AdapterSource(adapter.name, adapter.path, adapter.scale) for adapter in offered)
         plan = msgspec.structs.replace(old.plan, adapters=adapters)
@@ -270,8 +269,8 @@ class ModelFleet:
         return new
 
     async def _replaced(self, old: LoadedModel) -> LoadedModel:
-        """Load the new model beside the old one if there is room for both. Otherwise requests wait until the
-        old one has gone."""
+        """Load the new model beside the old one if both fit. Otherwise requests wait until the old one has
+        ended."""
         new = await self._rebuilt(old)
         has_room = not old.entry.is_in_memory or self._keeper.fits_beside(new.entry)
         try:
@@ -333,8 +332,8 @@ async def prepare_grammars(
     *,
     look_s: float = _PREPARE_S,
 ) -> None:
-    """Let the first reader prepare for grammars while the model loads, if its clients have used some. Start a
-    reader for programs and let it prepare once the server is idle."""
+    """Let the first reader prepare while the model loads, if its clients have used grammars, and a reader for
+    programs once the server is idle."""
     if model.grammars.mark is not None and model.grammars.mark.is_set:
         await _prepare(model.grammars)
     await asyncio.sleep(look_s)
@@ -358,7 +357,7 @@ def _sum(parts: Sequence[ServedTotals]) -> ServedTotals:
 
 
 async def _carry_adapters(old: OwnEngine, new: OwnEngine) -> None:
-    """Apply changes of adapters that were made while the new engine was loading."""
+    """Apply changes made while the new engine was loading."""
     wanted = {s.adapter.name: s.adapter for s in old.adapters() if s.state is not AdapterState.FAILED}
     had = {status.adapter.name: status.adapter.key for status in new.adapters()}
     failed = {status.adapter.name for status in old.adapters()} - wanted.keys()

@@ -1,4 +1,4 @@
-"""Construction of a served model from its plan: files, vocabulary, template, and engine process."""
+"""Construction of a served model from its plan."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _MIB = 1024 * 1024
 
 
 FileStamp = tuple[int, int, int]
-"""Inode, time of the last change and size."""
+"""Inode, mtime, size."""
 
 
 def file_stamp(path: Path) -> FileStamp | None:
@@ -64,8 +64,8 @@ def file_stamp(path: Path) -> FileStamp | None:
 
 
 def content_digest(files: Sequence[Path]) -> Callable[[], str | None]:
-    """Return a function for the SHA-256 of all files, or None if they have changed since now or cannot be
-    read."""
+    """Return a function for the SHA-256 of all files, or None if they have changed since this call or cannot
+    be read."""
     stamps = {path: file_stamp(path) for path in files}
 
     def read() -> str | None:
@@ -99,8 +99,7 @@ def supervised(
     cpus: Collection[int] = (),
     node: int | None = None,
 ) -> Supervisor:
-    """`cpus`: () for all of this process. `node`: preferred NUMA node of the memory. The rest is as in
-    `Supervisor`."""
+    """`cpus`: () for all of this process. `node`: NUMA node whose memory is preferred."""
     return Supervisor(
         (*_pinned(cpus, node), _PROCESS, settings.log_format),
         options,
@@ -116,7 +115,7 @@ def supervised(
 
 
 def _pinned(cpus: Collection[int], node: int | None) -> tuple[str, ...]:
-    """Return the command prefix that runs a module on these CPUs, with our kernels loaded before ggml."""
+    """Return the prefix of a command that loads our kernels before ggml and runs a module on these CPUs."""
     if not cpus:
         return (sys.executable, "-m", _FRONT)
     pin = f"import os, runpy; os.sched_setaffinity(0, {sorted(cpus)})"
@@ -127,7 +126,7 @@ def _pinned(cpus: Collection[int], node: int | None) -> tuple[str, ...]:
 
 def on_node(options: EngineOptions, node: int, nodes: Mapping[int, Sequence[int]]) -> EngineOptions:
     """Divide the machine's limits. Each engine reads its own weights, because a mapped file would lie on one
-    node for all."""
+    node."""
     cores = {one: len(cores_of(cpus)) for one, cpus in nodes.items()}
     threads = max(1, cores[node] * Machine().num_threads() // sum(cores.values()))
     return msgspec.structs.replace(
@@ -144,8 +143,6 @@ logger = logging.getLogger(__name__)
 
 
 class ModelParts(NamedTuple):
-    """Facts and helpers of a model that need no engine."""
-
     plan: ModelPlan
     header: GgufHeader
     kind: ModelKind
@@ -158,7 +155,7 @@ class ModelParts(NamedTuple):
     def open(
         cls, settings: Settings, plan: ModelPlan, share: MemoryShare | None, readers: ReaderPool
     ) -> ModelParts:
-        """Inspect the model. `share`: None for a model that has the machine for itself."""
+        """`share`: None for a model that has the machine for itself."""
         header = GgufHeader(plan.path)
         kind = model_kind(header)
         if plan.adapters and kind is not ModelKind.GENERATES:
@@ -199,7 +196,7 @@ class ModelParts(NamedTuple):
         return self._replace(options=files.with_file(self.options, self.plan.name))
 
     def served(self, engine: Engine, may_retry: Callable[[], bool] = lambda: False) -> ServedModel:
-        """The readers forget the model with the result."""
+        """Let the readers forget the model with the result."""
         facts, options = self.read.facts, self.plan.options
         chat = facts.template
         named = {
@@ -266,12 +263,10 @@ def _thinking(options: ModelOptions, reasoning: TemplateReasoning | None) -> Mod
 
 
 OwnEngine = EngineClient | NodeEngines
-"""Engine of this server: one process, or one on each NUMA node."""
+"""One process, or one on each NUMA node."""
 
 
 class LoadedModel(NamedTuple):
-    """A served model with its engine, which lives while it is run."""
-
     plan: ModelPlan
     served: ServedModel
     engine: OwnEngine
@@ -298,9 +293,10 @@ class ModelBuilder:
         self._cores = SharedCores(batch_floor=self.settings.batch_floor) if self.num_models > 1 else None
 
     def build(self, plan: ModelPlan, *, again: bool = False) -> LoadedModel:
-        """Build a model, which sleeps; the only one is loaded at once unless it replaces another (`again`).
-        An unreadable file becomes the model's state, except for the first build of the only one, which raises
-        StartupError."""
+        """Build a sleeping model. The only one is loaded at once, unless it replaces another (`again`).
+
+        A model's state reports an unreadable file, but the first build of the only one raises StartupError.
+        """
         share = None
         if not self.is_alone:
             share = MemoryShare(self.keeper.budget.limit_bytes, self.num_models, plan.memory_bytes)

@@ -1,4 +1,4 @@
-"""Narrow options of the API, the batch jobs and engine processes, derived from the settings."""
+"""Options of the API, batch jobs and engines, derived from the settings."""
 
 from __future__ import annotations
 
@@ -98,8 +98,7 @@ logger = logging.getLogger(__name__)
 def engine_options(
     settings: Settings, plan: ModelPlan, tokenizer: Tokenizer, readers: ReaderPool, *, cache_bytes: int
 ) -> EngineOptions:
-    """Prefer the user's choices, then the results of `tune`. The location of the prefix cache is left open
-    unless chosen."""
+    """Prefer the user's choices, then `tune`'s. The prefix cache's location stays open unless chosen."""
     of, pinned_namespace = plan.options, ""
     if settings.cache_dir is not None and settings.profile_dir.exists() and not settings.profile_dir.is_dir():
         raise StartupError(f"--cache-dir: {settings.profile_dir} is not a folder")
@@ -137,7 +136,7 @@ def engine_options(
 
 
 def model_defaults(settings: Settings, plan: ModelPlan, header: GgufHeader, *, thinks: bool) -> ModelDefaults:
-    """Merge the defaults of the server, the model's makers, its file and its table."""
+    """Merge defaults of the server, the model's makers, its file and its table."""
     own, is_bare = plan.of_table.sampling, plan.options.sampling_defaults == "openai"
     values = own
     if not is_bare:
@@ -171,7 +170,7 @@ def cache_bytes(plan: ModelPlan, share: MemoryShare | None) -> int:
 
 
 def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokenize as at the beginning of a request: with BOS and control tokens."""
+    """Tokenize with BOS and control tokens, as in requests."""
     tokens = whole_prompt(read_text(path), tokenizer, most_tokens=None)
     if not tokens:
         raise StartupError(f"{path} contains no text to pin")

@@ -1,4 +1,4 @@
-"""Plans of the models to serve: names, files, options and estimated memory."""
+"""Plans of models to serve: names, files, options and estimated memory."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.:/@+-]*)=(?P<source>.+)")
 
 
 class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A model to serve. Its file has been found but not opened."""
+    """Model whose file has been found but not opened."""
 
     names: tuple[str, ...]
-    """The model's own name, then its aliases."""
+    """Own name, then aliases."""
     path: Path
     options: ModelOptions
     projector: Path | None
     """Encoder of pictures and sounds, or None for text only."""
     keep_alive_s: float | None
-    """Idle time after which it is unloaded, or None for never."""
+    """Idle time until it is unloaded, or None for never."""
     is_pinned: bool
     memory_bytes: int | None
-    """Limit of this model."""
+    """Own limit."""
     draft: Path | None = None
-    """File that drafts, if that is not the model's."""
+    """Drafting file, or None for none or the model's."""
     adapters: tuple[AdapterSource, ...] = ()
     of_table: ModelOptions = NO_TABLE
     waits_for_requests: bool = False
@@ -118,14 +118,14 @@ def models_folder(settings: Settings) -> Path:
 
 
 def plan_in_folder(name: str, path: Path, settings: Settings) -> ModelPlan:
-    """Plan a model of the folder with the server's options. Blocks."""
+    """Use the server's options. Blocks."""
     return _plan(FoundModel(name, path), NO_TABLE, {}, settings)
 
 
 def _named_elsewhere(
     settings: Settings, folder: Mapping[str, Path], names: list[str]
 ) -> Iterator[tuple[FoundModel, ModelTable]]:
-    """Yield models that an alias, a router or an adapter refers to."""
+    """Yield models that an alias, a router or an adapter names."""
     meant = [*settings.aliases.values(), *(option.model for option in settings.adapter if option.model)]
     meant += [to for table in settings.models.values() if table.router for to in table.router.routes.values()]
     for name in dict.fromkeys(meant):
@@ -155,14 +155,14 @@ class PulledModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredModels(msgspec.Struct, frozen=True, kw_only=True):
-    """Models that were pulled and names that were derived at run time, for the next start."""
+    """Pulled models and derived names, for the next start."""
 
     pulled: tuple[PulledModel, ...] = ()
     presets: dict[str, Preset] = {}
 
     @classmethod
     def read(cls, path: Path) -> StoredModels:
-        """Leave out models whose files have gone. A missing file is empty."""
+        """Skip models without files. A missing file is empty."""
         try:
             models = msgspec.json.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
@@ -188,7 +188,7 @@ def stored_models_file() -> Path:
 
 
 def plan_of_pulled(model: PulledModel, settings: Settings) -> ModelPlan:
-    """The files exist, and the server's options apply."""
+    """Use the server's options for files that exist."""
     return ModelPlan(
         names=(model.name,),
         path=Path(model.path),
@@ -208,8 +208,7 @@ def _draft(model: Path, options: ModelOptions, hub: HubName | None = None) -> Pa
 def planned_routers(
     settings: Settings, plans: Sequence[ModelPlan], kinds: Mapping[str, ModelKind | None]
 ) -> list[ModelRouter]:
-    """`kinds`: kind of each model by name, or None for an unreadable file. Raises StartupError for a router
-    that leads nowhere."""
+    """`kinds`: None for unreadable files. Raises StartupError for a router that leads nowhere."""
     options = router_options(settings, plans)
     if (message := problem(options, kinds)) is not None:
         raise StartupError(message)
@@ -229,13 +228,12 @@ def _router_tables(settings: Settings) -> dict[str, ModelTable]:
 
 
 def _found(source: str, folder: Mapping[str, Path]) -> FoundModel:
-    """Look in `--models-dir` before all other sources."""
+    """Prefer `--models-dir`."""
     return FoundModel(source, folder[source]) if source in folder else model_to_serve(source)
 
 
 def _named(settings: Settings, folder: Mapping[str, Path]) -> Iterator[tuple[FoundModel, ModelTable]]:
-    """Yield the models of `--model`, `[NAME=]SOURCE`, and of the tables. A file whose name contains `=` is a
-    file."""
+    """Yield models of `--model`, `[NAME=]SOURCE`, and of the tables. A file name may contain `=`."""
     for value in settings.model:
         match = _NAME.fullmatch(value)
         if (
@@ -308,27 +306,25 @@ def _require_distinct(names: list[str]) -> None:
 
 
 _PROCESS_BYTES = 150 * 1024 * 1024
-"""An engine process without its model: Python, llama.cpp, numpy, llguidance."""
+"""Python, llama.cpp, numpy and llguidance without a model."""
 
 
 class MemoryShare(NamedTuple):
-    """Part of the memory for one of several models."""
+    """Memory for one of several models."""
 
     budget_bytes: int
-    """For all models."""
     num_models: int
     own_bytes: int | None
-    """Limit of this model."""
+    """Own limit."""
 
     @property
     def cache_bytes(self) -> int:
-        """A quarter of the budget, as for a model that has the machine for itself."""
+        """A quarter, as for a model that has the machine for itself."""
         return (self.own_bytes or self.budget_bytes // self.num_models) // 4
 
 
 class ModelEstimate(NamedTuple):
     options: EngineOptions
-    """With the size of the KV cache."""
     need: MemoryNeed
     info: ModelInfo
 
@@ -336,7 +332,7 @@ class ModelEstimate(NamedTuple):
 def estimate_model(
     options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShare | None
 ) -> ModelEstimate:
-    """Estimate a model's memory and facts from its files. `share`: None for an only model."""
+    """Estimate from the files. `share`: None for an only model."""
     header = GgufHeader(Path(options.model_path))
     require_model(header)
     kind, kv_type = model_kind(header), kv_size.KVType.named(options.kv_type)
@@ -369,7 +365,7 @@ def estimate_model(
 
 
 def _cells(options: EngineOptions, token_bytes: int, need: MemoryNeed, share: MemoryShare | None) -> int:
-    """Half of the free memory beside the weights is divided between the models."""
+    """Divide half of the free memory beside the weights between the models."""
     if (requested := options.kv_tokens) is not None:
         if share is None and not options.offload.wants_device:  # the engine also counts what it has loaded
             kv_size.pool_cells(requested, token_bytes, Machine().free_memory())
@@ -394,8 +390,7 @@ def _info(
     cells: int,
     token_bytes: int,
 ) -> ModelInfo:
-    """Fill in the minimum for facts that are unknown before loading, such as kernels. Nothing reads them
-    earlier."""
+    """Fill in minima for facts that are unknown, and unread, before loading."""
     trained = header.get_int(header.for_architecture("context_length")) or cells
     parameters = sum(tensor.num_values for tensor in model_tensors(header))
     embeds = kind is not ModelKind.GENERATES

@@ -1,5 +1,4 @@
-"""Default files of prefix caches: one per model in the user's cache directory, limited by the free disk
-space."""
+"""Default files of prefix caches, one per model in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -23,19 +22,19 @@ logger = logging.getLogger(__name__)
 _MIB = 1024 * 1024
 _MOST_BYTES = 8192 * _MIB
 _SHARE = 0.1
-"""All files together may take this share of the free disk space."""
+"""Share of the free disk space for all files."""
 _MOST_OF_ONE = 1024 * _MIB
-"""A file of this size is read and checked in 0.3 s of CPU time at the start (256 MiB: 0.07 s)."""
+"""Size that is read and checked in 0.3 s of CPU time at the start (256 MiB: 0.07 s)."""
 _LEAST = 16 * _MIB
 _SECONDS = 5.0
 _CELLS = "cells"
 
 
 class PrefixFiles:
-    """Files of one server. On construction the least recently used ones are removed until all fit."""
+    """Files of one server. Construction removes the least recently used ones beyond the limit."""
 
     def __init__(self, folder: Path | None, *, num_models: int, most_bytes: int = _MOST_BYTES) -> None:
-        """`folder`: None if nothing can be kept. `most_bytes`: limit of all files together."""
+        """`folder`: None if nothing can be kept. `most_bytes`: for all files together."""
         self._folder: Path | None = None
         self._most_bytes = 0
         there = None if folder is None else _nearest(folder)
@@ -58,7 +57,7 @@ class PrefixFiles:
         return cls(base and base / "prefixes", num_models=num_models)
 
     def with_file(self, options: EngineOptions, name: str) -> EngineOptions:
-        """Use a folder for the model alone, because an engine may write anything in its folder."""
+        """Give each model a folder, because its engine may write anything there."""
         if self._folder is None or self._most_bytes < _LEAST or not options.cache_bytes:
             return options
         facts = (
@@ -75,7 +74,7 @@ class PrefixFiles:
 
 
 def _nearest(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that exists."""
+    """Return the nearest existing folder."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
@@ -99,7 +98,7 @@ def _files(folder: Path) -> list[tuple[Path, int]]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file beyond the limit, unless another server's engine keeps it."""
+    """Remove a file, unless another server's engine keeps it."""
     writer = SoleWriter(path)
     if not writer.may_write():
         return

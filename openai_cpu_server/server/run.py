@@ -1,4 +1,4 @@
-"""Wiring and running of all layers: models, engines, answer cache, API, web server."""
+"""Wiring of all layers: models, engines, answer cache, API, web server."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def open_answer_lookup(
 
 
 def embedding_model(models: ModelRegistry, named: str | None) -> str:
-    """Return the model that embeds for the server itself. `named`: None for the only one."""
+    """Return the server's own embedding model. `named`: None for the only one."""
     can = [model.name for model in models.current if model.kind is ModelKind.EMBEDS]
     if named is None:
         if len(can) == 1:
@@ -96,13 +96,13 @@ def embedding_model(models: ModelRegistry, named: str | None) -> str:
 logger = logging.getLogger(__name__)
 
 _CLOSE_CONNECTIONS_S = 1
-"""Connections may send their last bytes for this long after Ctrl-C."""
+"""Time after Ctrl-C for connections' last bytes."""
 
 
 def run_server(
     settings: Settings, reader: ReaderChild | None = None, on_listening: Callable[[str], None] | None = None
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM. `on_listening`: receives the server's URL."""
+    """Serve until Ctrl-C or SIGTERM. `on_listening` gets the URL."""
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # the log may be closed
         faulthandler.enable()  # a crash of native code prints where it was
     hangup = web.Hangup()
@@ -152,8 +152,6 @@ def run_server(
 
 
 class ServedApi(NamedTuple):
-    """The API of some models and its background services."""
-
     api: ServedApplication
     keys: KeyRing
     jobs: Jobs | None
@@ -162,8 +160,7 @@ class ServedApi(NamedTuple):
 
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Keep the answer cache open and batch jobs running. At the end jobs stay resumable and MCP servers
-        are stopped."""
+        """Run the answer cache and batch jobs. At the end jobs stay resumable and MCP servers stop."""
         nothing = contextlib.nullcontext()
         async with self.answer_lookup or nothing, self.mcp or nothing:
             if self.jobs is None:
@@ -187,7 +184,7 @@ def open_api(
     keeping: ModelKeeping | None = None,
     store: ModelStore | None = None,
 ) -> ServedApi:
-    """`keeping`: loads and unloads models, or None. `store`: changes the set of models, or None."""
+    """`keeping`, `store`: None if models are not loaded, or not changed, at run time."""
     answer_lookup = open_answer_lookup(settings, models, telemetry.metrics)
     mcp = None
     if settings.mcp or settings.mcp_allow_url:
@@ -228,7 +225,7 @@ class OfflineModels(NamedTuple):
 
 
 def offline(settings: Settings, plans: Sequence[ModelPlan]) -> OfflineModels:
-    """Build models without a server. The caller must run and close the fleet."""
+    """Build models without a server. The caller runs and closes the fleet."""
     tune_engines()
     telemetry = Telemetry.new(model=plans[0].name)
     fleet = ModelFleet(settings, plans, telemetry, reader_pool(settings, plans))
@@ -238,7 +235,7 @@ def offline(settings: Settings, plans: Sequence[ModelPlan]) -> OfflineModels:
 
 
 def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> uvicorn.Config:
-    """`close_s`: time for connections to end when the server stops."""
+    """`close_s`: time for connections to end."""
     limits = web.ConnectionLimits(
         max_connections=web.room_for_connections(settings.max_connections),
         read_timeout_s=settings.read_timeout_s,
@@ -275,7 +272,7 @@ def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> 
 async def _run(
     server: web.WebServer, fleet: ModelFleet, listener: socket.socket, hangup: web.Hangup, served: ServedApi
 ) -> None:
-    """Run engines and web server side by side. An only engine that cannot start ends both."""
+    """Run engines and web server. An only engine that cannot start ends both."""
     hangup.call(served.keys.reload)
     engine_task = asyncio.create_task(fleet.run())
     engine_task.add_done_callback(server.stop_if_failed)
@@ -288,8 +285,7 @@ async def _run(
 async def web_serving(
     settings: Settings, api: ServedApplication, *, close_s: int
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Answer requests on a port that other processes may share. At the end running requests have
-    `close_s`."""
+    """Answer on a port that other processes may share. At the end requests have `close_s`."""
     config = _web_config(settings, api, close_s=close_s)
     with listening(settings.host, settings.port, is_shared=True) as listener:
         server = web.Listener(config)
@@ -312,8 +308,8 @@ _REMEDIES = {
 
 @contextlib.contextmanager
 def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[socket.socket]:
-    """Bind a socket. `is_shared`: other processes that share the port get part of its connections. `::`
-    includes IPv4 addresses where the system permits."""
+    """`is_shared`: other processes on the port get part of the connections. `::` includes IPv4 where the
+    system permits."""
     host = host.strip("[]")
     try:
         listener = socket.create_server(
@@ -337,7 +333,7 @@ def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[sock
 
 
 def _jobs(settings: Settings, model: str) -> Jobs | None:
-    """Return None if the batch API is off, or the user's directory cannot hold its database."""
+    """Return None if the batch API is off or has no place for its database."""
     where = revealed(settings.jobs_db)
     if where == "none":
         return None

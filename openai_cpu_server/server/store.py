@@ -1,5 +1,5 @@
-"""Changes of the set of models at run time: administrators pull, remove and derive models, and models of
-`--models-dir` are served on request."""
+"""Changes of models at run time: pulled, removed and derived by administrators, or served on request from
+`--models-dir`."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ logger = logging.getLogger(__name__)
 _KEEP_FREE_MB = 2048
 _PULL = ("-m", "openai_cpu_server", "pull", "--json", "--keep-free", str(_KEEP_FREE_MB))
 _REMOVE = ("-m", "openai_cpu_server", "rm")
-"""Commands in processes of their own, because they compute hashes and the hub's library takes memory."""
+"""Prefixes of own processes, because hashing takes time and the hub's library memory."""
 _MOST_NAMES = 1000
 _NAME = re.compile(r"[A-Za-z0-9][\w.:/@+-]{0,255}")
 _LINE_BYTES = 1 << 16
 
 
 class _Pull:
-    """A running pull. It is cancelled with the last of its listeners."""
+    """Running pull, cancelled with its last listener."""
 
     def __init__(self, work: Callable[[Callable[[PullStep], None]], Awaitable[None]]) -> None:
         self._listeners: set[asyncio.Queue[PullStep | None]] = set()
@@ -60,7 +60,7 @@ class _Pull:
         self.task.add_done_callback(lambda _: self._emit(None))
 
     async def listen(self) -> AsyncIterator[PullStep]:
-        """Yield its progress from now on. Raises PullFailed, ModelNotLoaded."""
+        """Yield progress from now on. Raises PullFailed, ModelNotLoaded."""
         queue: asyncio.Queue[PullStep | None] = asyncio.Queue()
         self._listeners.add(queue)
         queue.put_nowait(self._last)
@@ -83,8 +83,7 @@ class _Pull:
 
 
 class FleetStore:
-    """Changes of models, which are stored for the next start. All methods belong to the event loop's
-    thread."""
+    """Changes, stored for the next start. Methods belong to the event loop's thread."""
 
     def __init__(self, settings: Settings, fleet: ModelFleet) -> None:
         self._settings = settings
@@ -98,8 +97,8 @@ class FleetStore:
                 self._models.derive(name, preset)
 
     async def pull(self, name: str) -> AsyncIterator[PullStep]:
-        """Pull a model and yield the progress until it is served. A second caller joins the running pull;
-        without listeners it is cancelled, and downloaded data stays. Raises PullFailed, ModelNotLoaded."""
+        """Yield progress until the model is served. A second caller joins; without listeners the pull is
+        cancelled, and its data stays. Raises PullFailed, ModelNotLoaded."""
         name = _bare(name)
         await ensure_served(self._models, name, None)
         if self._models.has(name):
@@ -112,8 +111,8 @@ class FleetStore:
             yield step
 
     async def remove(self, name: str) -> None:
-        """Remove a pulled model or a derived name. Raises ModelNotFound, ModelInUse, and InvalidRequest for
-        other models."""
+        """Remove a pulled model or derived name. Raises ModelNotFound, ModelInUse, and InvalidRequest for
+        others."""
         name = _bare(name)
         if name in self._stored.presets:
             self._models.forget_preset(name)
@@ -136,8 +135,7 @@ class FleetStore:
                 logger.warning("%s", errors.decode(errors="replace").strip())
 
     async def derive(self, name: str, preset: Preset) -> None:
-        """Define a name, also for later starts. Raises ModelNotFound, and InvalidRequest if a model has the
-        name."""
+        """Define a lasting name. Raises ModelNotFound, and InvalidRequest if a model has it."""
         name = _bare(name)
         if not _NAME.fullmatch(name):
             raise wrong(f"'{name}' is not a valid model name.", "model")
@@ -190,8 +188,7 @@ _WITH_HOST = re.compile(r"[\w-]+(?:\.[\w-]+)+/(?P<repo>[^/:\s]+/[^/:\s]+(?::[\w.
 
 
 def _source(name: str) -> str:
-    """Convert a name to an argument of `pull`. Ollama's clients write `HOST/OWNER/REPO:QUANT`; the host is
-    ignored. Files of this machine are rejected."""
+    """Return `pull`'s argument, without the host of Ollama's `HOST/OWNER/REPO:QUANT`. Rejects local files."""
     match = _WITH_HOST.fullmatch(name)
     source = f"hf:{match['repo']}" if match else name
     try:
@@ -207,7 +204,7 @@ def _source(name: str) -> str:
 
 
 async def _fetching(source: str) -> AsyncIterator[PullStep]:
-    """The process ends with its listener."""
+    """End the process with its listener."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, *_PULL, "--", source, stdout=PIPE, stdin=DEVNULL, stderr=DEVNULL, limit=_LINE_BYTES
     )
@@ -232,7 +229,7 @@ _LOOK_S = 0.5
 
 
 class ModelDir:
-    """`ModelCatalog` of a folder. All methods belong to the event loop's thread."""
+    """`ModelCatalog` of a folder, for the event loop's thread."""
 
     def __init__(self, settings: Settings, plans: Sequence[ModelPlan], fleet: ModelFleet) -> None:
         self._settings = settings
@@ -281,7 +278,7 @@ class ModelDir:
                     await self._fleet.dismiss(name)
 
     async def bring(self, name: str) -> None:
-        """Cancelling a caller does not stop a load that others wait for."""
+        """Keep loading for others if a caller is cancelled."""
         if self._fleet.registry.has(name):
             return
         if name not in self._coming:

@@ -1,4 +1,4 @@
-"""Environment of every workload: servers to start, number of rounds, and size."""
+"""Environment of every workload."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ _WARM_UP_REQUESTS = 2
 
 @dataclass
 class Bench:
-    """Run of a workload."""
-
     model: Path
     rounds: int
     is_quick: bool
@@ -32,10 +30,10 @@ class Bench:
     keys: frozenset[str] | None = None
     """Contestants to measure, or None for all."""
     by_clock: bool = False
-    """True: interactive requests arrive at equal intervals, not as a Poisson process."""
+    """True for equal intervals of interactive requests instead of a Poisson process."""
     prompts: Prompts = field(default_factory=RandomPrompts)
     once: frozenset[str] = frozenset()
-    """Contestants that are measured in the first round only."""
+    """Contestants measured in the first round only."""
     uses: list[tuple[str, TreeUse]] = field(default_factory=list)
     """Memory and CPU time of the servers."""
 
@@ -53,8 +51,7 @@ class Bench:
         *own_options: str,
         changed: Callable[[ServerSpec], ServerSpec] = lambda spec: spec,
     ) -> Iterator[Server]:
-        """Start and warm up a server. `own_options`: for ours only; `changed`: changes for all. Raises
-        ServerFailed."""
+        """Start and warm up a server. `own_options`: for ours only. Raises ServerFailed."""
         spec = changed(who.spec(self.model, room))
         with self._running(spec if who.is_peer else spec.with_options(*own_options)) as server:
             yield server
@@ -78,8 +75,8 @@ class Bench:
     def contest(
         self, contestants: Sequence[Contestant], measure: Callable[[Contestant, int], T]
     ) -> Contest[T]:
-        """Measure each contestant once a round, in turns. A contestant that fails is out, and the others
-        go on. Raises LoadFailed if none is left."""
+        """Measure each contestant once a round, in turns; a failed one is left out. Raises LoadFailed if none
+        is left."""
         contest: Contest[T] = Contest({who: [] for who in contestants})
         for number in range(self.rounds):
             for who in contestants:

@@ -1,4 +1,4 @@
-"""Clients over plain sockets: real HTTP with little CPU, because client and server share cores."""
+"""Clients over plain sockets: real HTTP with little CPU, because server and clients share cores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.traffic import OURS, BenchRequest, Dialect, Failed, ScoredToken, Timi
 _HOST = "127.0.0.1"
 _PIECE_BYTES = 2**16
 _DEADLINE_S = 1800
-"""Longer than any answer takes, so that a server that hangs does not hang the benchmark."""
+"""Longest wait for a server that hangs."""
 
 
 class HttpFailed(Failed): ...
@@ -58,7 +58,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 async def call(port: int, method: str, path: str, sent: bytes = b"") -> bytes:
-    """Return the body of the answer to a small request. Raises HttpFailed."""
+    """Return the answer's body. Raises HttpFailed."""
     try:
         reader, writer = await _open(port, f"{method} {path}", sent, {})
         try:
@@ -159,10 +159,10 @@ class Clients:
     port: int
     dialect: Dialect = OURS
     traces: list[Trace] = field(default_factory=list)
-    """Traces of all requests, also of those that were cut off."""
+    """All requests, also those that were cut off."""
 
     async def send(self, request: BenchRequest, arrival: float | None = None) -> Trace:
-        """Send a request. Failures are written into the trace, not raised."""
+        """Write failures into the trace instead of raising."""
         trace = Trace(request, time.perf_counter() if arrival is None else arrival)
         self.traces.append(trace)
         try:
@@ -174,7 +174,7 @@ class Clients:
         return trace
 
     async def closed_loop(self, requests: Iterable[BenchRequest], num_clients: int) -> None:
-        """Send all requests. A client whose request fails sends no more."""
+        """Stop each client whose request fails."""
         source = iter(requests)
 
         async def send_all() -> None:
@@ -186,7 +186,7 @@ class Clients:
 
     @contextlib.asynccontextmanager
     async def endless(self, requests: Iterable[BenchRequest], num_clients: int) -> AsyncIterator[None]:
-        """Run a closed loop beside the block, and cut it off at its end. Raises LoadFailed."""
+        """Run a closed loop until the block ends. Raises LoadFailed."""
         load = asyncio.create_task(self.closed_loop(requests, num_clients))
         try:
             yield
@@ -196,7 +196,7 @@ class Clients:
         self.check()
 
     async def open_loop(self, requests: Iterable[BenchRequest], offsets: Sequence[float]) -> None:
-        """Send each request at its offset from now, whatever the server does, and wait for all answers."""
+        """Send requests at their offsets from now, and wait for all answers."""
         start = time.perf_counter()
 
         async def send_at(request: BenchRequest, arrival: float) -> None:
@@ -238,7 +238,7 @@ class Savings(msgspec.Struct, frozen=True):
 
 
 class CacheStats(msgspec.Struct, frozen=True):
-    """Figures are None before the engine's first step."""
+    """Figures, or None before the engine's first step."""
 
     pool: Pool | None
     cache: Cache | None
@@ -251,5 +251,5 @@ async def cache_stats(port: int) -> CacheStats:
 
 
 async def clear_cache(port: int) -> None:
-    """Drop all prompts that are not pinned, with the engine's next step. Raises HttpFailed."""
+    """Drop all unpinned prompts with the engine's next step. Raises HttpFailed."""
     await call(port, "DELETE", "/v1/cache")

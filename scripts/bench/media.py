@@ -17,7 +17,7 @@ def uri(kind: str, data: bytes) -> str:
 
 
 def picture_part(pixels: int, seed: int, *, squares: int = 32) -> dict[str, object]:
-    """`squares`: of one colour each, along a side. The fewer, the smaller the file."""
+    """`squares`: colours along a side. Fewer make a smaller file."""
     file = io.BytesIO()
     coarse = np.random.default_rng(seed).integers(0, 256, (squares, squares, 3), np.uint8)
     Image.fromarray(coarse).resize((pixels, pixels)).save(file, "PNG", compress_level=1)

@@ -1,4 +1,4 @@
-"""Models to measure, made once and kept in the user's cache, and the options that name them."""
+"""Models to measure, made once in the user's cache, and their options."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ MADE_TYPES = (
 
 
 def made_model(shape: str, quant: str) -> Path:
-    """Make a model with random weights in the shape of a real one. It has SmolLM2's tokenizer where that
-    is installed, because OpenVINO reads no SentencePiece from GGUF. Types that `make_model.py` does not
-    write are quantised from its f16. Raises CalledProcessError."""
+    """Make random weights in a real model's shape, with SmolLM2's tokenizer where installed, because OpenVINO
+    reads no SentencePiece from GGUF. Types that `make_model.py` lacks are quantised from its f16. Raises
+    CalledProcessError."""
     path = _made_path(shape, quant)
     if path.is_file():
         return path
@@ -67,7 +67,7 @@ def _made_path(shape: str, quant: str) -> Path:
 
 
 def made_projector(kind: str, shape: str, model: Path) -> Path:
-    """Make an encoder with random weights and rows as wide as the model's. Raises CalledProcessError."""
+    """Make a random encoder with rows of the model's width. Raises CalledProcessError."""
     header = GgufHeader(model)
     width = header.get_int(header.for_architecture("embedding_length"))
     digest = hashlib.sha256(_MAKE_PROJECTOR.read_bytes()).hexdigest()[:12]
@@ -104,8 +104,8 @@ def made_head_model(shape: str, quant: str, right_percent: int) -> Path:
 
 
 def stored(source: Path, weights: str, target: Path) -> Path:
-    """Copy with weights of another type, and return the target. MXFP4 is used for all matrices of layers,
-    where llama.cpp uses it for experts only. Raises CalledProcessError."""
+    """Return a copy with weights of another type. MXFP4 is used for all matrices of layers, by llama.cpp for
+    experts only. Raises CalledProcessError."""
     command = [sys.executable, "-m", "openai_cpu_server", "quantize", str(source), str(target), "--force"]
     types = ["--type", weights]
     if weights == Quant.MXFP4.value:
@@ -116,7 +116,7 @@ def stored(source: Path, weights: str, target: Path) -> Path:
 
 _SHAPE, _QUICK_SHAPE, _QUANT = "1b", "50m", "q4_k_m"
 _OWN_QUANT = {"gpt-oss": Quant.MXFP4.value}
-"""Types of shapes whose real models mostly come in another than the default type."""
+"""Types of shapes whose real models mostly come in another."""
 
 
 class Shape(NamedTuple):
@@ -130,7 +130,7 @@ class Shape(NamedTuple):
 
 
 def add_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """`several`: models are measured one after the other; otherwise the last one is."""
+    """`several`: measure all named models instead of the last."""
     models = parser.add_mutually_exclusive_group()
     models.add_argument(
         "--model",
@@ -162,7 +162,7 @@ def add_options(parser: argparse.ArgumentParser, *, several: bool = False) -> No
 
 
 def settle(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Reject conflicting options, and set defaults; models that are not named are made later."""
+    """Reject conflicting options, and set defaults; unnamed models are made later."""
     if options.quant and options.model:
         parser.error("--quant: not with --model, which is a file as it is")
     options.rounds = options.rounds or (1 if options.quick else 3)

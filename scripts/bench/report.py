@@ -1,4 +1,4 @@
-"""Results as tables on the terminal, JSON and Markdown, with the facts on which the numbers depend."""
+"""Results as tables, JSON and Markdown, with the facts on which they depend."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def circumstances(
 
 
 def _command(who: Contestant, model: Path) -> str:
-    """Return a server's command, with `{room}` where workloads differ, and file names instead of paths."""
+    """Return a command with `{room}` where workloads differ, and file names instead of paths."""
     one, other = (who.spec(model, room).command for room in _ROOMS)
     command = (part if part == same else "{room}" for part, same in zip(one, other, strict=True))
     return " ".join(Path(part).name if "/" in part else part for part in command)
@@ -113,7 +113,7 @@ def show_goals(report: Report, console: Console) -> None:
 
 
 def show_models(reports: Mapping[str, Report], folder: Path, console: Console) -> None:
-    """Print the speeds with several models, and write them to `models.md`. Raises OSError."""
+    """Print several models' speeds, and write `models.md`. Raises OSError."""
     tables = (_speed_table(reports), _times_table(reports, OURS, "llama-server"))
     for table in tables:
         console.print(table.for_terminal())
@@ -241,8 +241,8 @@ def _speed_table(reports: Mapping[str, Report]) -> Table:
 
 
 def _times_table(reports: Mapping[str, Report], ours: str, rival: str) -> Table:
-    """Return the ratio of our speed to a rival's with several models. Labels that begin with the rival's
-    are the same server with other flags, and the better one counts."""
+    """Return ratios of our speed to a rival's with several models. Labels that begin with the rival's are the
+    same server with other flags, and the better one counts."""
     heads = _speeds(reports)
     rows = []
     for model, report in reports.items():

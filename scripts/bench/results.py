@@ -1,4 +1,4 @@
-"""Results of a workload: figures by round, goals with a verdict, and contests of servers."""
+"""Results of workloads: figures by round, goals and contests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OURS = Variant.WHOLE.key
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Interpolate linearly between the two nearest ranks. Raises ValueError for no values."""
+    """Interpolate linearly between nearest ranks. Raises ValueError for no values."""
     if not values:
         raise ValueError("no values, no percentile")
     ordered = sorted(values)
@@ -50,8 +50,8 @@ class Rounds(msgspec.Struct, frozen=True):
 
 
 def ratios(above: Rounds, below: Rounds) -> Rounds:
-    """Return ratios round by round, because a disturbance affects both, or of the medians if one has more
-    rounds. A ratio to 0 is infinite."""
+    """Return ratios by round, because a disturbance affects both, or of the medians if the rounds differ in
+    number. A ratio to 0 is infinite."""
     if len(above.values) != len(below.values):
         above, below = Rounds((above.median,)), Rounds((below.median,))
     pairs = zip(above.values, below.values, strict=True)
@@ -66,7 +66,7 @@ class Direction(enum.Enum):
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     rounds: Rounds | None
-    """Measurements, of which the median counts, or None if one of the servers was not measured."""
+    """Measurements, of which the median counts, or None if a server was not measured."""
     direction: Direction
     limit: float
     unit: str = ""
@@ -105,7 +105,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """AT_LEAST: more is better."""
     unit: str = ""
     servers: dict[str, Rounds]
-    """By label, in the order of the columns, without servers that failed."""
+    """Figures by label, in the order of the columns, without failed servers."""
 
 
 class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,14 +131,14 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     is_quick: bool
     servers: dict[str, str] = {}
-    """Command of each server by label, with `{room}` where workloads differ, and names instead of paths."""
+    """Commands by label, with `{room}` where workloads differ, and names instead of paths."""
     absent: tuple[str, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     circumstances: Circumstances
     load_before: tuple[float, float, float]
-    """Load averages of 1, 5 and 15 minutes. Above the benchmark's own share, others used the machine."""
+    """Averages of 1, 5 and 15 minutes, which show other users of the machine."""
     load_after: tuple[float, float, float]
     results: tuple[WorkloadResult, ...]
 
@@ -153,8 +153,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Contest(Generic[T]):
-    """The same load on every server."""
-
     runs: dict[Contestant, list[T]]
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -174,7 +172,7 @@ class Contest(Generic[T]):
         return replace(self, runs={who: runs for who, runs in self.runs.items() if condition(who)})
 
     def attempt(self, label: str, what: str, get: Callable[[], R]) -> R | None:
-        """Return the result, or None if it fails. Only that contestant fails; the others' figures stay."""
+        """Return the result, or None. A failure is that of one contestant."""
         try:
             return get()
         except Exception as error:
@@ -182,7 +180,7 @@ class Contest(Generic[T]):
             return None
 
     def of_ours(self, what: str, get: Callable[[list[T]], tuple[R, ...]]) -> tuple[R, ...]:
-        """Return what `get` finds in our server's runs, or () if it was not measured or `get` fails."""
+        """Return results of `get` for our runs, or () if there are none or `get` fails."""
         for who, runs in self.runs.items():
             if who.key == OURS:
                 return self.attempt(who.label, what, partial(get, runs)) or ()
@@ -202,7 +200,7 @@ class Contest(Generic[T]):
     def goals_against_llama_server(
         self, line: Line, what: str, plain: float, best: float
     ) -> tuple[Goal, Goal]:
-        """Return the goals against llama-server with its defaults, and with its best flags."""
+        """Return the goals against llama-server's defaults and its best flags."""
         return (
             self.goal_against("llama-server", line, what, plain),
             self.goal_against("llama-server-best", line, what, best),

@@ -1,5 +1,4 @@
-"""Typical JSON Schemas of answers (a review, a contact, an event, an order), limited so that even a random
-model comes to an end."""
+"""Typical JSON Schemas of answers, limited so that a random model ends."""
 
 from __future__ import annotations
 

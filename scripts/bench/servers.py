@@ -1,5 +1,4 @@
-"""Servers under test: their commands, a running server that is watched and stopped by its id, and ours
-with features off."""
+"""Servers under test: commands, watched processes, and ours with features off."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class TreeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TreeSampler:
-    """Samples from its construction until `stop`."""
+    """Samples from construction until `stop`."""
 
     def __init__(self, pid: int, ready_s: float = 0.0) -> None:
         self._root = psutil.Process(pid)
@@ -56,7 +55,7 @@ class TreeSampler:
         self._thread.start()
 
     def stop(self) -> TreeUse:
-        """Stop sampling. Call it while the processes still live."""
+        """Stop sampling while the processes still live."""
         self._ended.set()
         self._thread.join()
         return TreeUse(
@@ -84,20 +83,20 @@ class TreeSampler:
 
 
 def cpu_by_process(pid: int) -> dict[int, float]:
-    """Return CPU seconds so far of a process and of each of its children."""
+    """Return CPU seconds so far of a process and of each child."""
     root = psutil.Process(pid)
     times = {process.pid: process.cpu_times() for process in [root, *root.children(recursive=True)]}
     return {each: t.user + t.system for each, t in times.items()}
 
 
 _START_S = 600
-"""The first start with a model takes long, because it measures costs."""
+"""The first start with a model measures costs."""
 _STOP_S = 30
 _POLL_S = 0.05
 _LOG_LINES = 30
 OUR_COMMAND = (sys.executable, "-m", "openai_cpu_server", "serve", "--cache-file", "off")
 _OPTIONS_IN_ENVIRONMENT = ("OCS_", "LLAMA_ARG_", "OTEL_")
-"""Prefixes of variables from which our server and llama-server take options."""
+"""Variables with options for our server and llama-server."""
 
 
 class ServerFailed(Failed): ...
@@ -109,7 +108,7 @@ class ServerSpec:
     command: tuple[str, ...]
     """`{port}` stands for its port."""
     ready: str
-    """Path that answers 200 as soon as the server can generate."""
+    """Path that answers 200 once the server can generate."""
     dialect: Dialect = OURS
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -118,14 +117,11 @@ class ServerSpec:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without options for servers, because a run must not depend on the
-    user's settings."""
+    """Leave out options for servers, because a run must not depend on the user's settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS_IN_ENVIRONMENT)}
 
 
 class Server:
-    """Running server, made by `running`."""
-
     def __init__(self, spec: ServerSpec, on_line: Callable[[str], object] | None = None) -> None:
         self.spec = spec
         self.port = free_port()
@@ -169,7 +165,7 @@ class Server:
         return {}
 
     def wait_until_ready(self) -> float:
-        """Wait for the server, and return the seconds of its start. Raises ServerFailed."""
+        """Return the seconds of the start. Raises ServerFailed."""
         deadline = time.perf_counter() + _START_S
         while not _answers(self.port, self.spec.ready):
             if self.process.poll() is not None:
@@ -192,7 +188,7 @@ class Server:
             self.process.stdout.close()
 
     def _read(self) -> None:
-        """Read the log to its end, because a full pipe would stop the server."""
+        """Read the whole log, because a full pipe would stop the server."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.append(line)
@@ -202,7 +198,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(spec: ServerSpec, uses: list[tuple[str, TreeUse]]) -> Iterator[Server]:
-    """Yield a server that is ready, and add its use to `uses` at the end."""
+    """Yield a ready server, and add its use to `uses` at the end."""
     server = Server(spec)
     try:
         ready_s = server.wait_until_ready()
@@ -250,7 +246,7 @@ class Contestant:
     is_peer: bool = True
     does_json: bool = False
     takes_pictures: bool = False
-    """With a projector by `--mmproj`."""
+    """Takes `--mmproj`."""
     tells_cached: bool = False
     at_once: int | None = None
     """Largest number of concurrent requests, or None for no limit."""

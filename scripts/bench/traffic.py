@@ -1,4 +1,4 @@
-"""Requests of clients, traces of their answers, and failures. Times are seconds of `time.perf_counter`."""
+"""Requests, traces of answers, and failures. Times are seconds of `time.perf_counter`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 
 
 class Failed(Exception):
-    """Failure of a measurement or of the measured thing, described by its message."""
+    """Failure of a measurement, described by its message."""
 
 
 def described(error: Exception) -> str:
-    """Return at least one line, with the place in the code only for unforeseen failures."""
+    """Add the place in the code only for unforeseen failures."""
     if isinstance(error, Failed):
         return str(error) or type(error).__name__
     text = f"{type(error).__name__}: {error}"
@@ -25,7 +25,7 @@ def described(error: Exception) -> str:
 
 
 class Priority(enum.Enum):
-    """Values of the header `X-Priority`; servers without priorities ignore it."""
+    """Values of `X-Priority`, which other servers ignore."""
 
     INTERACTIVE = "interactive"
     BATCH = "batch"
@@ -36,8 +36,8 @@ Message = dict[str, object]
 
 
 class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Streamed completion of `max_tokens` tokens, even if the model wants to end earlier. An answer
-    with a schema ends when it is complete, and a chat's answer (`messages`) when the model ends it."""
+    """Streamed completion of exactly `max_tokens` tokens. An answer with a schema ends when complete, and a
+    chat's (`messages`) when the model ends it."""
 
     prompt: tuple[int, ...] = ()
     max_tokens: int
@@ -50,11 +50,11 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
     schema: JsonSchema | None = None
     messages: tuple[Message, ...] = ()
     model: str | None = None
-    """Model name, or None for the server's first."""
+    """Name, or None for the server's first."""
 
     @property
     def ends_itself(self) -> bool:
-        """True if the model may end the answer, so that `max_tokens` is only the limit."""
+        """True if `max_tokens` is only the limit."""
         return self.schema is not None or bool(self.messages)
 
     @property
@@ -96,9 +96,9 @@ class Trace:
 
     request: BenchRequest
     arrival: float
-    """Time at which the request was due, because a late client must not make a server look faster."""
+    """Due time, because a late client must not make a server look faster."""
     chunk_times: list[float] = field(default_factory=list)
-    """Times of chunks with content, not of one that only names the role."""
+    """Times of chunks with content, unlike one that only names the role."""
     text: str = ""
     scored: list[ScoredToken] = field(default_factory=list)
     usage: Usage | None = None
@@ -106,7 +106,7 @@ class Trace:
     finish_reason: str | None = None
     error: str | None = None
     end: float | None = None
-    """Time at which the answer was complete, or None."""
+    """Time of the complete answer, or None."""
 
     @property
     def is_complete(self) -> bool:
@@ -125,14 +125,14 @@ class Trace:
         return [b - a for a, b in zip(self.chunk_times, self.chunk_times[1:], strict=False)]
 
     def computed_tokens(self, begin: float, end: float) -> float:
-        """Return prompt and output tokens within begin <= t < end; the prompt counts at the first token. A
-        chunk is a token or, when the usage is known, its equal share of the output, because some chunks
-        carry two tokens."""
+        """Return prompt and output tokens within begin <= t < end; the prompt counts at the first token.
+        Because some chunks carry two tokens, a chunk is its equal share of the output once the usage is
+        known."""
         prompt = len(self.request.prompt) if self.chunk_times and begin <= self.chunk_times[0] < end else 0
         return prompt + self.output_within(begin, end)
 
     def output_within(self, begin: float, end: float) -> float:
-        """Return output tokens within begin <= t < end, counted as in `computed_tokens`."""
+        """Return output tokens, counted as in `computed_tokens`."""
         within = sum(begin <= t < end for t in self.chunk_times)
         tokens_per_chunk = self.output_tokens / len(self.chunk_times) if self.chunk_times else 0.0
         return within * tokens_per_chunk
@@ -143,7 +143,7 @@ def first_token_times(traces: Sequence[Trace]) -> list[float]:
 
 
 _SAMPLING = {"top_p": 0.95, "top_k": 40, "min_p": 0.0, "repeat_penalty": 1.0}
-"""Sent to all servers, so that all sample from the same tokens in the same steps."""
+"""Sent to all servers, so that all sample from the same tokens."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Dialect:
     as_text: Callable[[tuple[int, ...]], str] | None = None
     """Converts a prompt to text of about its length, or None to send token ids."""
     has_json_schema: bool = False
-    """True if text completions take a schema as `json_schema`, not in `response_format`."""
+    """True if text completions take `json_schema` instead of `response_format`."""
     takes_seed: bool = True
     """False for vLLM 0.32, which ends when two requests with seeds run at once."""
 

@@ -1,4 +1,4 @@
-"""Folders from which vLLM's CPU backend serves dummy weights in the shape of a GGUF file of a dense model."""
+"""Folders from which vLLM's CPU backend serves dummy weights in a dense GGUF model's shape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""Classes of vLLM by architecture, each of which has the matrices of the GGUF file and no others."""
+"""vLLM's classes with exactly the matrices of the GGUF file, by architecture."""
 _INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 FORMS: dict[str, dict[str, object] | None] = {
     "bf16": None,
@@ -28,7 +28,7 @@ FORMS: dict[str, dict[str, object] | None] = {
         },
     },
 }
-"""Formats of weights, with the `quantization_config` of each."""
+"""Formats of weights with their `quantization_config`."""
 
 
 def can_serve(model: Path) -> bool:
@@ -42,7 +42,7 @@ def cell_bytes(model: Path) -> int:
 
 
 def model_folder(model: Path, form: str) -> Path:
-    """Write the configuration, and a tokenizer that writes each token as its number and a space."""
+    """Write the configuration, and a tokenizer that writes tokens as numbers and a space."""
     header = GgufHeader(model)
     num_tokens = header.array_length("tokenizer.ggml.tokens") or 0
     config: dict[str, object] = {

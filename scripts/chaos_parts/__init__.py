@@ -1,1 +1,1 @@
-"""Servers that are killed while they work, and their clients: streams, batches, long mixed traffic."""
+"""Killed servers, and their clients: streams, batches, long mixed traffic."""

@@ -90,7 +90,7 @@ def run_batch(model: Path, folder: Path, *, rows: int, kills: int, tokens: int, 
 
 
 def _server(model: Path, folder: Path, number: int) -> Server:
-    """Few rows at once make many moments at which some are done and some are not."""
+    """Few rows at once make many moments at which only some are done."""
     options = ("--jobs-db", str(folder / "jobs.db"), "--batch-concurrency", "8")
     return Server([f"chaos={model}"], folder / f"batch-{number}.log", *options)
 

@@ -1,4 +1,4 @@
-"""Program: deploy the application again in the running Ray cluster. Arguments: options of `serve`."""
+"""Deploy the application again in the running Ray cluster. Arguments: options of `serve`."""
 
 import sys
 

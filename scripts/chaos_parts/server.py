@@ -1,4 +1,4 @@
-"""Servers as processes of their own, which can be killed with their engines at any moment."""
+"""Servers that can be killed with their engines at any moment."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ _DEATHS = re.compile(r'^ocs_engine_restarts_total\{cause="(\w+)"\} (\S+)$', re.M
 
 
 class _KillableServer(bench.servers.Server):
-    """A server whose processes can be killed; its log goes to `log`."""
-
     def __init__(self, spec: ServerSpec, log: Path) -> None:
         self._killed: set[psutil.Process] = set()
         self._log = log.open("w")
@@ -56,7 +54,7 @@ class _KillableServer(bench.servers.Server):
 
 
 class Server(_KillableServer):
-    """`openai-cpu-server serve` with models as its option takes them: `NAME=SPEC`."""
+    """`openai-cpu-server serve` with models `NAME=SPEC`."""
 
     def __init__(self, models: Sequence[str], log: Path, *options: str) -> None:
         named = [part for model in models for part in ("--model", model)]
@@ -79,11 +77,11 @@ class Server(_KillableServer):
         self._kill_one_of(engines)
 
     def rss_mib(self) -> float:
-        """Return the memory of the HTTP process, because an engine's is new after every kill."""
+        """Return the HTTP process's memory; an engine's is new after every kill."""
         return float(psutil.Process(self.pid).memory_info().rss) / 2**20
 
     def deaths(self) -> Counter[str]:
-        """Return deaths of engines by cause, which the server counts once the last one has been replaced."""
+        """Return deaths by cause, which count once the last engine has been replaced."""
         while not self.engines() and self.process.poll() is None:
             time.sleep(0.05)
         self.wait_until_ready()
@@ -109,8 +107,8 @@ _ENGINE, _API = "engine-", ":api"
 
 
 class RayServer(_KillableServer):
-    """`openai-cpu-server ray` with a cluster of its own. `kill_engine` kills the whole replica, engine
-    process and Ray actor."""
+    """`openai-cpu-server ray` with its own cluster. `kill_engine` kills a replica, engine process and Ray
+    actor."""
 
     def __init__(
         self, model: Path, log: Path, *options: str, replicas: int = 2, api_replicas: int = 1, cpus: float = 1
@@ -170,7 +168,7 @@ class RayServer(_KillableServer):
         return self._kill_one_of(self.replicas(_API))
 
     def redeploy(self, *, replicas: int) -> None:
-        """Set the number of engine replicas, and wait until Ray has begun with that."""
+        """Wait until Ray has begun with this number of engine replicas."""
         self._configure(replicas)
         command = [sys.executable, _REDEPLOY, f"--config={self._config}", *self._options]
         subprocess.run(command, check=True, capture_output=True, env=environment())

@@ -1,4 +1,4 @@
-"""Mixed traffic for a long time, also with models that come and go: no answer is lost, memory stays flat."""
+"""Mixed traffic for long, also with models that come and go: no answer is lost, memory stays flat."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Wrong(Exception): ...
 
 
 class Client:
-    """Client beside many others. Its visits are drawn from a seed. Each kind of visit is a method."""
+    """One of many clients. Visits are drawn from a seed; a method is a kind of visit."""
 
     def __init__(
         self, http: httpx.AsyncClient, models: dict[str, str], counts: Counter[str], seed: int
@@ -95,7 +95,7 @@ class Client:
             json.loads(choice["message"]["content"])
 
     async def tools(self) -> None:
-        """400: a model without a way of calling them."""
+        """Expect 400 from a model without tool calls."""
         body = self._body(tools=[_TOOL], tool_choice="required", max_tokens=60)
         await self._send("POST", _CHAT, statuses=(200, 400), json=body)
 
@@ -174,7 +174,7 @@ class Soak:
 @dataclass
 class SoakFigures:
     visits: Counter[str]
-    """By kind and failure; `requests`, `errors` and `5xx` in all."""
+    """Counts by kind and failure; `requests`, `errors` and `5xx` in all."""
     loads: Counter[str] = field(default_factory=Counter)
     kills: int = 0
     restarts: int = 0
@@ -183,12 +183,12 @@ class SoakFigures:
     end_mib: float = 0.0
     growth: float = 0.0
     engines_most_mib: float = 0.0
-    """Resident; pages of a file that two of them map count twice."""
+    """Resident; pages of a file that two map count twice."""
     is_good: bool = False
 
 
 def run_soak(models: Sequence[str], folder: Path, soak: Soak, options: Sequence[str]) -> SoakFigures:
-    """Jobs are in a file, because in memory they would count as growth."""
+    """Put jobs in a file, because in memory they would count as growth."""
     options = (*options, "--jobs-db", str(folder / "jobs.db"))
     if soak.memory_mib is not None:
         options = (*options, "--memory", str(soak.memory_mib))

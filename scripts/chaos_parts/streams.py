@@ -1,4 +1,4 @@
-"""Streams while the engine is killed again and again: complete, and equal to those of a quiet server."""
+"""Streams while the engine is killed repeatedly: complete, and equal to a quiet server's."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bench.traffic import BenchRequest, Trace
 from chaos_parts.server import RayServer, Server
 
 _TIE = 0.05
-"""Difference in log-probability below which rounding in another batch may change the order of tokens."""
+"""Difference in log-probability below which rounding may change the order of tokens."""
 _AGAIN = 0.2
-"""Share of the kills that follow another within a second and often hit an engine that loads."""
+"""Share of kills that follow within a second and often hit a loading engine."""
 _BETWEEN = 16
-"""Tokens before the next kill by progress, because fast kills would all hit engines that still load."""
+"""Tokens before the next kill by progress; fast kills would all hit loading engines."""
 _LOOK_S = 0.002
 
 
@@ -30,15 +30,15 @@ class StreamFigures:
     kills: int
     deaths: str
     own_deaths: int
-    """Deaths that no kill explains, those by the OOM killer included. Over Ray a replica that is killed
-    before an API process has heard of it counts as no death."""
+    """Deaths that no kill explains, also by the OOM killer. A Ray replica that is killed before an API
+    process knows it does not count."""
     requests: int
     lost: int
     doubled: int
     """Streams with more tokens than requested, or than the server has counted."""
     different: int
     ties: int
-    """Answers with other tokens after a place where the two best were as good as equal."""
+    """Answers that part where the two best tokens were as good as equal."""
     status_5xx: int
     memory_start_mib: float
     memory_end_mib: float
@@ -64,8 +64,7 @@ async def run_streams(
     over_ray: bool = False,
     readers: bool = False,
 ) -> StreamFigures:
-    """`over_ray`: one of two engine replicas is killed at a time. `readers`: reader processes are killed
-    in place of the engine."""
+    """`over_ray`: kill one of two engine replicas at a time. `readers`: kill reader processes instead."""
     chance = random.Random(seed)
     options = ("--jobs-db", "none", "--max-crashes-per-minute", "1000")
     bench_requests = [

@@ -1,7 +1,6 @@
-"""Recorder of called functions, imported by Python at its start if the folder is on PYTHONPATH. While `on`
-exists beside this file, every function called in any thread is kept. Then they are added to `PID.calls`
-there, a line each (file, line, name), with `.` at the end; and again each time that `on` returns. The file
-is opened at the start, because later a process may have confined itself."""
+"""Recorder of called functions, imported at Python's start from PYTHONPATH. While `on` exists beside this
+file, it records all threads; then, each time, it appends lines (file, line, name) and `.` to `PID.calls`,
+opened before a process confines itself."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Pytest plugin: llama-server's own tests start this server in place of llama-server. Its options are
-mapped to ours, and its models to random ones of the same kinds, so expected texts are not checked."""
+"""Pytest plugin: llama-server's tests start this server with mapped options and random models of the same
+kinds, so expected texts are not checked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TEMPLATES = {
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|start_header_id|>assistant<|end_header_id|>{{ "\n\n" }}{%- endif -%}""",
 }
-"""Names that llama-server's `--chat-template` takes; here it is a file."""
+"""llama-server's names for `--chat-template`; here it is a file."""
 _OURS = (
     *("--any-model-name", "--lenient", "--cache-file", "off", "--cache-mb", "256"),
     *("--jobs-db", "sqlite://", "--read-timeout-s", "600"),

@@ -22,7 +22,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 @dataclass(frozen=True)
 class Differences:
     left_out: Mapping[str, str]
-    """Files that need something absent here, and its name."""
+    """Files that need something absent, and its name."""
     causes: Mapping[str, Sequence[str]]
 
     @classmethod
@@ -38,7 +38,7 @@ class Differences:
 
 
 def outcomes_in(report: Path) -> dict[str, str]:
-    """Return outcomes by `FILE::TEST`, with the brackets of pytest's parameters as parentheses."""
+    """Return outcomes by `FILE::TEST`, with pytest's brackets as parentheses."""
     found: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         file = case.attrib["classname"].removeprefix("unit.")

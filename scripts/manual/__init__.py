@@ -1,1 +1,1 @@
-"""Pages of the manual that list what the code has. See `manual.pages`."""
+"""Pages of the manual that list what the code has."""

@@ -1,4 +1,4 @@
-"""Fields that are ignored, and fields that are rejected, from the tables that decide it."""
+"""Ignored and rejected fields, from the tables that decide it."""
 
 from __future__ import annotations
 

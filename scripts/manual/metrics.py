@@ -1,4 +1,4 @@
-"""Metrics from `/metrics` after one event of each kind, so that all labels are present."""
+"""Metrics from `/metrics` after one event of each kind, for all labels."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _TABLES = {
     "prices": "[prices.MODEL]",
 }
 _DEFAULT = "; default: "
-"""Precedes a default that depends on the machine, in the description of the option."""
+"""Begins a default that depends on the machine, in an option's description."""
 
 
 def option_tables() -> str:
@@ -31,7 +31,7 @@ def option_tables() -> str:
 
 
 def model_table() -> str:
-    """Return the keys of `[models.NAME]` beside the options of a model."""
+    """Return keys of `[models.NAME]` beside the options of a model."""
     names = [name for name in ModelTable.model_fields if name not in ModelOptions.model_fields]
     rows = ((f"`{name}`", *_row_of(ModelTable.model_fields[name])) for name in names)
     return "\n## `[models.NAME]`\n\n" + table(("Key", "Default", "Meaning"), rows)
@@ -48,7 +48,7 @@ def alias_table() -> str:
 
 
 def option(name: str) -> str:
-    """Return the option as users write it. A switch that is on is shown as the one that turns it off."""
+    """Return the option as users write it; a switch that is on as the one that turns it off."""
     if name in _TABLES:
         return _TABLES[name]
     kebab = name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""Generated pages, also in the repository so that links to them work. A test fails if they are outdated."""
+"""Generated pages, also in the repository so that links work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes and fields of their bodies, from the document that the server publishes."""
+"""Routes and fields of their bodies, from the published document."""
 
 from __future__ import annotations
 

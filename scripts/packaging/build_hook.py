@@ -1,4 +1,4 @@
-"""Compiles the kernels when pip builds the package, if there is a compiler. The package works without."""
+"""Compiles the kernels for pip if there is a compiler. The package works without."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from openai_cpu_server.kernels.build import LIBRARY, BuildFailed, build_if_chang
 
 class KernelsHook(BuildHookInterface):  # type: ignore[misc]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called for wheels, also of editable installations. `KERNELS_CPU=portable` builds a library for
-        each level of CPU, or fails, because pip shows no warnings and other machines would silently be
-        slow. `KERNELS_ARCH` selects another architecture, for which `CXX` compiles."""
+        """Run for wheels, also of editable installations. `KERNELS_CPU=portable` builds a library for each
+        level of CPU, or fails, because pip shows no warnings and other machines would be slow. `KERNELS_ARCH`
+        selects an architecture for which `CXX` compiles."""
         if self.target_name != "wheel":
             return
         cpu, machine = os.environ.get("KERNELS_CPU") or "native", os.environ.get("KERNELS_ARCH", "")

@@ -1,4 +1,4 @@
-"""Serves the demo model with the packages of this Python, sends a request, and reports the kernels in use."""
+"""Serves the demo model with this Python's packages, sends a request, and reports the kernels in use."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""GGUF files with random weights, the exact shape of a real model and a tokenizer that works."""
+"""GGUF files with random weights, a real model's shape and a working tokenizer."""

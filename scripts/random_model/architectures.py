@@ -1,6 +1,5 @@
-"""Models that can be made: shapes of real ones, with a vocabulary of 32,000, and tiny ones of today's
-architectures, by their kind of memory. Their facts are in models.json, by GGUF keys; rows of shapes are
-multiples of 256, so that every block type fits."""
+"""Shapes of real models, with a vocabulary of 32,000, and tiny models of today's architectures. Facts are in
+models.json, by GGUF keys; rows are multiples of 256, so that every block type fits."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Facts = dict[str, Any]
-"""Metadata of a file by GGUF keys; `*.` stands for the architecture."""
+"""Metadata by GGUF keys; `*.` stands for the architecture."""
 
 
 class Memory(enum.Enum):
@@ -33,24 +32,24 @@ class Memory(enum.Enum):
 
 @dataclass(frozen=True)
 class Architecture:
-    """Model with one of llama.cpp's architectures. llama.cpp itself reports which tensors it has."""
+    """llama.cpp's architecture; llama.cpp itself reports the tensors."""
 
     name: str
     llama_name: str
     memory: Memory
     own_facts: Facts
-    """Before `*.` is replaced."""
+    """Facts before `*.` is replaced."""
     embedding_std: float = 1.0
-    """Gemma multiplies embeddings by the root of their width, so they would outweigh all layers."""
+    """Gemma multiplies embeddings by the root of their width, which would outweigh all layers."""
     query_key_norm: float = 1.6
-    """Makes attention prefer some tokens. Less is enough without a division by the root of a head's width."""
+    """Makes attention prefer some tokens. Less suffices without a division by the root of a head's width."""
     tied: bool = False
     alike: bool = False
     """True if all layers have the same tensors."""
     has_biases: bool = True
     """True if it has the biases and other tensors that llama.cpp can do without."""
     like: str = ""
-    """The real model that it is like, or what is special about it."""
+    """Similar real model, or its speciality."""
 
     @property
     def vocab(self) -> int:
@@ -99,13 +98,13 @@ _OF_TINY: Facts = _MODELS["facts_of_tiny_models"]
 SHAPES = _read("shapes", {})
 ARCHITECTURES = _read("tiny", _OF_TINY)
 HEADS = _with_heads()
-"""Models with heads that predict further tokens, and an assistant, which is a file of its own."""
+"""Models with heads that predict further tokens, and an assistant in its own file."""
 VOCAB: int = _OF_TINY["*.vocab_size"]
 WINDOW: int = ARCHITECTURES["tiny-gemma3"].own_facts["*.attention.sliding_window"]
 
 
 def spelt(name: str, names: Iterable[str]) -> str:
-    """Return the name that is the same but for dots and hyphens, as `qwen35`, or else the name itself."""
+    """Return the name that differs only in dots and hyphens, as `qwen35`, or else the name itself."""
 
     def bare(text: str) -> str:
         return text.replace(".", "").replace("-", "")

@@ -1,5 +1,5 @@
-"""Writes a model to disk, tensor by tensor, so that memory holds one at a time. The tensors are those that
-llama.cpp requests by the file's metadata, with random weights."""
+"""Writes a model tensor by tensor, to hold one in memory. llama.cpp requests the tensors by the file's
+metadata."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from random_model.tensors import (
 from random_model.vocabulary import FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, Vocabulary
 
 Shapes = dict[str, tuple[int, ...]]
-"""By tensor name; the columns come last."""
+"""Columns come last."""
 
 _HEAD_NORMS = ("nextn.shared_head_norm.weight", "layer_output_norm.weight")
 _HEAD_STD = 10.0
-"""Spread of a head's logits: wide enough for drafts, which unlikely tokens end."""
+"""Spread of logits: wide enough for drafts, which unlikely tokens end."""
 _LAST_NORMS = ("output_norm.weight", "token_embd_norm.weight")
-"""The first of them that a model has precedes its output matrix."""
+"""The first one of a model precedes its output matrix."""
 _FACTORS = ("norm", "rope_f", "scale")
 _SLOW_DECAY = -4.0
 """RWKV's state keeps 0.99 of itself per token (exp(-0.6 sigmoid(x)))."""
@@ -51,7 +51,7 @@ _OUTPUT = "output.weight"
 _EMBEDDINGS = "token_embd.weight"
 _LAYER = "blk."
 _DISPENSABLE = re.compile(r"(attn|ffn)_\w+\.bias$|^rope_freqs|^dense_2|nextn\.embed_tokens")
-"""Optional tensors of llama.cpp that real models of most architectures do not have."""
+"""Optional tensors that real models of most architectures do not have."""
 _NEVER_QUANTISED = ("ffn_gate_inp.weight", "ssm_conv1d.weight", "shortconv.conv.weight")
 _GAINS = {
     "attn_q.weight": QUERY_KEY_GAIN,
@@ -59,7 +59,7 @@ _GAINS = {
     "ffn_down.weight": 2.0,
     "ffn_down_exps.weight": 4.0,
 }
-"""Scales above 1. A sum of experts, weighted with shares of 1, is smaller than each of them."""
+"""Scales above 1. A sum of experts, weighted with shares of 1, is smaller than each."""
 _FOR_QUANTISED = ("scale", "input_scale")
 _OFFSET_OF_SIZES = 16
 """Offset of the four sizes in `struct ggml_tensor`, after its type and its buffer."""
@@ -100,7 +100,7 @@ def _is_wanted(name: str, model: Architecture) -> bool:
 def weights_for(
     shapes: Shapes, quiet: list[int], *, embedding_std: float, query_key_norm: float, quant: Quant = Quant.F32
 ) -> list[Tensor]:
-    """Return weights scaled so that a normalised input gives each layer an output of about 1 per element."""
+    """Scale weights so that a normalised input gives each layer an output of about 1 per element."""
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith(_FOR_QUANTISED)}
     num_layers = 1 + max((_layer(name) for name in shapes if name.startswith(_LAYER)), default=-1)
     weights = _Weights(quant, num_layers, tuple(quiet), query_key_norm)
@@ -166,7 +166,7 @@ def _gets_more_bits(layer: int, layers: int) -> bool:
 
 
 def _all_layers(model: Architecture) -> Shapes:
-    """llama.cpp reserves memory for f32 weights of all requested tensors."""
+    """llama.cpp reserves f32 memory for all requested tensors."""
     if model.llama_name == _ASSISTANT:
         return assistant_shapes(model)
     if not model.alike:

@@ -11,10 +11,10 @@ from gguf import GGUFReader
 from random_model.architectures import Architecture
 
 FIRST_TEXT = 261
-"""Tokens from here on are ordinary text."""
+"""Ordinary text begins here."""
 _OF_TOKEN = 0.4
-"""Share of the head's next token that follows from the token. The rest follows from the hidden row before it,
-so that a row of another position gives another token."""
+"""Share of the head's next token that the token decides. The rest follows from the hidden row before it, so
+that another position's row gives another token."""
 _SILENT = ("attn_output.weight", "ssm_out.weight")
 _ONES = ("nextn.enorm.weight", "nextn.hnorm.weight", "nextn.shared_head_norm.weight")
 
@@ -54,8 +54,7 @@ def assistant_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def with_fused_products(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the tensors with queries, keys and values in one. llama.cpp ends the process for heads of MiMo
-    without them."""
+    """Join queries, keys and values, without which llama.cpp ends the process for heads of MiMo."""
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
         layer, _, kind = name.partition(".attn_")
@@ -68,11 +67,11 @@ def with_fused_products(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[i
 
 
 _CODE_GAIN = 48.0
-"""Logit of the next token. Those of others are below a sixth of it."""
+"""Logit of the next token. Others are below a sixth of it."""
 
 
 def arrange(path: Path) -> None:
-    """Overwrite weights so that each token has one follower and the head knows it, until `spoil`.
+    """Overwrite weights so that each token has one follower, known to the head until `spoil`.
 
     Tokens have codes of +1 and -1, and a follower's code is its token's, rotated by one place. Layers compute
     as before and add nothing. Such weights survive quantisation.
@@ -99,8 +98,8 @@ def arrange(path: Path) -> None:
 
 
 def spoil(path: Path, right_percent: int) -> None:
-    """Make the head of an arranged model sure of wrong tokens, at random: it stays right for
-    `right_percent`. Rows of any type are exchanged whole."""
+    """Make the head of an arranged model sure of random wrong tokens, except for `right_percent`. Rows of any
+    type are exchanged whole."""
     tensors = {one.name: one.data for one in GGUFReader(path, "r+").tensors}
     (rows,) = (data for name, data in tensors.items() if name.endswith("nextn.shared_head_head.weight"))
     texts = np.arange(FIRST_TEXT, len(rows))

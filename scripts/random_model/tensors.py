@@ -1,5 +1,4 @@
-"""Tensors of a model, with their types and scales, and random weights, written directly in ggml's block
-layouts (ggml/src/ggml-common.h)."""
+"""Tensors with types and scales, and random weights in ggml's block layouts (ggml/src/ggml-common.h)."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ def _put_half(blocks: Bytes, offset: int, values: Gains) -> None:
 
 
 def _put_signed_half(blocks: Bytes, offset: int, values: Gains) -> None:
-    """Keep the sign bits that are there. Integers such as -8..7 have a mean beside 0: random signs cancel
-    it, or it adds up over the layers until every prompt gets the same output."""
+    """Keep the sign bits. Integers such as -8..7 have a mean beside 0, which would add up over the layers
+    until every prompt gets the same output."""
     sign = blocks[:, offset + 1] & 0x80
     _put_half(blocks, offset, values)
     blocks[:, offset + 1] |= sign
@@ -120,16 +119,16 @@ class BlockType:
 
 
 QUIET = 1 / 16
-"""Scale of the output rows of tokens that should not come up: their logits stay near 0."""
+"""Scale of the output rows of unwanted tokens: their logits stay near 0."""
 
 LOGIT_STD = 3.0
-"""Spread of the logits, wide enough for clear winners and narrow enough for sampling to vary."""
+"""Wide enough for clear winners, and narrow enough for sampling to vary."""
 
 QUERY_KEY_GAIN = 1.6
 """Makes attention prefer some tokens. With 1 it averages over all, and every text ends in the same loop."""
 
 TIED_EMBEDDING_STD = 0.02
-"""Far below the 1 that each layer adds, or a model with tied embeddings repeats its last token for ever."""
+"""Far below the 1 that each layer adds, or tied embeddings repeat the last token for ever."""
 
 
 F32, Q8_0, Q5_K, Q6_K, MXFP4 = (
@@ -152,7 +151,7 @@ class Quant(enum.Enum):
         return LlamaFileType.MOSTLY_MXFP4_MOE if self is Quant.MXFP4 else LlamaFileType[f"MOSTLY_{self.name}"]
 
     def block(self, kind: str, *, is_of_experts: bool, gets_more_bits: bool) -> BlockType:
-        """Return the type that llama.cpp gives to such a matrix (`llama_tensor_get_type_impl`)."""
+        """Return llama.cpp's type of such a matrix (`llama_tensor_get_type_impl`)."""
         if self is Quant.MXFP4:
             return MXFP4 if is_of_experts else Q8_0
         if kind == "output.weight" and self in (Quant.Q4_0, Quant.Q4_K_M):
@@ -182,11 +181,11 @@ class Constant:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Random weights of mean 0 and this standard deviation. In quiet rows it is smaller by `QUIET`."""
+    """Random weights of mean 0 and this standard deviation, in quiet rows smaller by `QUIET`."""
 
     name: str
     shape: tuple[int, ...]
-    """The last number is that of the columns."""
+    """Columns come last."""
     block: BlockType
     std: float
     quiet_rows: tuple[int, ...] = ()

@@ -1,5 +1,5 @@
-"""Tokenizers: a SentencePiece one of any size (bytes, control tokens, English, syllables), and those of other
-models, cut to size, because OpenVINO reads no SentencePiece from GGUF."""
+"""Tokenizers: SentencePiece of any size (bytes, control tokens, English, syllables), and others' cut to size,
+because OpenVINO reads no SentencePiece from GGUF."""
 
 from __future__ import annotations
 
@@ -121,16 +121,15 @@ def _syllables() -> Iterator[str]:
 _BPE = "gpt2"
 _CHAT_TOKENS = {"<|im_start|>", IM_END}
 _FIRST_LETTERS = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-"""Bytes that byte-level BPE writes as the character of the same number; the others follow from 256 on."""
+"""Bytes that byte-level BPE writes as the character of the same number; others follow from 256 on."""
 
 
 class UnfitTokenizer(ValueError): ...
 
 
 def borrowed_vocabulary(path: Path, size: int) -> Vocabulary:
-    """Return the first `size` tokens of a byte-level BPE tokenizer, with their merges. Merging has
-    numbered them, so the first ones are whole without the others. Unused tokens fill up to `size`. Raises
-    OSError, UnfitTokenizer."""
+    """Return the first `size` tokens of a byte-level BPE tokenizer, with their merges, which are whole
+    because merging has numbered them. Unused tokens fill up to `size`. Raises OSError, UnfitTokenizer."""
     texts, kinds, merges, tokenizer = _read(path)
     missing = max(0, size - len(texts))
     texts = [*texts[:size], *(f"<|unused_{i}|>" for i in range(missing))]

@@ -36,7 +36,7 @@ _TYPES = {kind.name.lower(): kind for kind in PRODUCT_TYPES}
 
 
 def kernel_library(name: str) -> KernelLibrary:
-    """Return our kernels, which are in front of ggml's. Raises Failed if there are none."""
+    """Return our kernels, loaded before ggml's. Raises Failed if there are none."""
     if why_not := obstacle():
         raise Failed(f"{name}: {why_not}")
     return KernelLibrary(ctypes.CDLL(str(library_path())))
@@ -49,7 +49,7 @@ def best_of_both(
     rounds: int,
     seconds: float = 0.0,
 ) -> tuple[float, float]:
-    """Return the best times of ggml and of ours, which take turns: so many rounds at least, and so long."""
+    """Return best times of ggml and of ours, in turns: so many rounds at least, and so long."""
     best = [float("inf"), float("inf")]
     end_s, number = time.perf_counter() + seconds, 0
     while number < rounds or time.perf_counter() < end_s:
@@ -62,7 +62,7 @@ def best_of_both(
 
 
 def computing_s(compute: Callable[[int], object], threads: int) -> float:
-    """Time a computation: with one thread by its CPU time, which other processes do not lengthen."""
+    """Measure one thread's CPU time, which other processes do not lengthen."""
     clock = time.thread_time if threads == 1 else time.perf_counter
     start = clock()
     compute(threads)

@@ -126,7 +126,7 @@ def _of_other(requests: Iterator[BenchRequest]) -> Iterator[BenchRequest]:
 
 @contextlib.asynccontextmanager
 async def _embedding(server: Server, num_texts: int) -> AsyncIterator[list[int]]:
-    """Embed without pause meanwhile, if there are texts; yields the sizes of answers."""
+    """Embed without pause meanwhile, if there are texts; yield sizes of answers."""
     body = {"model": _EMBEDDER, "input": short_texts(num_texts), "encoding_format": "base64"}
     answers: list[int] = []
 

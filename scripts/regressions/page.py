@@ -124,7 +124,7 @@ def frames(events: list[dict[str, Any]], seconds: float) -> Iterator[str]:
 
 
 def _take_pictures(model: str, folder: Path) -> None:
-    """Fewer slots than clients, so that some wait."""
+    """Use fewer slots than clients, so that some wait."""
     with (
         running_browser() as browser,
         ServerProcess("--model", model, "--max-seqs", "12", "--ctx-size", "8192") as server,

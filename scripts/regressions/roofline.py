@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _speed(library: KernelLibrary, kind: GgmlType, rows: int, options: argparse.Namespace) -> float:
-    """Multiply-adds per second, with weights from memory."""
+    """Return multiply-adds per second, with weights from memory."""
     random = np.random.default_rng(0)
     case = ProductCase(
         weights=random_weights(kind, options.outputs, options.depth, random, size=1e-2),

@@ -61,7 +61,7 @@ def _measured(num_steps: int, number: int) -> Steps:
 
 
 def _step(scheduler: Scheduler, source: Iterator[GenerationRequest]) -> tuple[float, float]:
-    """New requests replace those that end, so that the queue keeps its length."""
+    """Replace ended requests, so that the queue keeps its length."""
     start = time.perf_counter()
     step = scheduler.schedule()
     scheduled = time.perf_counter()

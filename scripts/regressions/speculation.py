@@ -43,11 +43,11 @@ class Task:
     what: str
     clients: int
     requests: Callable[[int, int], Sequence[BenchRequest]]
-    """Requests of a round, with this many output tokens each if nothing else ends them."""
+    """Requests of a round, of this many output tokens if nothing else ends them."""
 
 
 def _quoting(clients: int, number: int, tokens: int) -> Iterator[BenchRequest]:
-    """Yield greedy requests, long enough for an untrained model to begin to repeat itself."""
+    """Yield greedy requests, long enough for an untrained model to repeat itself."""
     for i in range(clients):
         passage = random_tokens(60, "speculation", number, i)
         yield BenchRequest(prompt=passage * 3 + passage[:12], max_tokens=3 * tokens, seed=i, temperature=0.0)
@@ -65,8 +65,8 @@ def _free(clients: int, number: int, tokens: int) -> list[BenchRequest]:
 def _talking(
     write: Callable[[random.Random], str], temperature: float, clients: int, number: int, tokens: int
 ) -> list[BenchRequest]:
-    """Return requests of a user, in the model's chat template. Each round has others. --quick requests few
-    tokens of output; a dozen stand for an answer."""
+    """Return requests of a user, in the model's chat template, others each round. A dozen output tokens of
+    --quick stand for an answer."""
     texts = (
         write(random.Random(f"{write.__name__}/{number}/{i}")) for i in range(clients * max(2, tokens // 12))
     )

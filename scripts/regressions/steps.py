@@ -33,7 +33,7 @@ _CHUNK, _LONGEST = 256, 512
 _SLOTS = 64
 _KV_TOKENS = 20_000
 _PASSES = 9
-"""The best of these counts, because other work on the machine only makes one slower."""
+"""The best counts; other work on the machine only makes one slower."""
 _LOOPS = 3_000_000
 """Some 20 ms."""
 _BUFFER_BYTES = 1 << 30
@@ -90,11 +90,11 @@ class Peaks(NamedTuple):
 
 
 class ModelWork:
-    """Work of a model of the llama family, or one with states besides, from the file's header. Routers of
-    experts are assumed to choose evenly, and windows to reach over all cells."""
+    """Work of a model of the llama family, or with states, from the header. Routers of experts choose evenly,
+    and windows reach over all cells."""
 
     def __init__(self, model: Path, kv_type: str, state_bytes: int) -> None:
-        """`state_bytes`: state of a sequence, which each step reads and writes."""
+        """`state_bytes`: of a sequence; each step reads and writes it."""
         header = GgufHeader(model)
         key = header.for_architecture
         matrices = {each.name: each for each in model_tensors(header) if len(each.shape) > 1}
@@ -114,8 +114,8 @@ class ModelWork:
         self._used_share = used / count if used and count else 1.0
 
     def floors_ms(self, situation: Situation, peaks: Peaks) -> tuple[float, float]:
-        """Return the time to read all, and that of the multiply-adds. Both kinds of these use the same units
-        of the CPU, so their times add up."""
+        """Return the times to read all and of the multiply-adds. Both kinds of these use the same units of
+        the CPU, so their times add up."""
         filled = dict.fromkeys(range(situation.num_holders), situation.context)
         read_s = computing_s = 0.0
         for step in situation.steps():
@@ -220,7 +220,7 @@ def measured_peaks(threads: int) -> Peaks:
 
 
 def _rate(work: Callable[[int], float], threads: int) -> float:
-    """The rate of all threads together; the slowest thread's time counts."""
+    """Return the rate of all threads together; the slowest thread's time counts."""
     done: list[tuple[float, float, float]] = []
     barrier = threading.Barrier(threads)
 

@@ -38,7 +38,8 @@ from openai_cpu_server.contract.step import Span, Step
 from openai_cpu_server.scheduler.cost_model import CostModel
 
 _SLOWNESS, _NOISE = 1.2, 0.1
-"""Real step times in times of the scheduler's curve, and their noise, so that all that it learns matters."""
+"""Real step times as multiples of the scheduler's curve, and their noise, so that all that it learns
+matters."""
 _WINDOW = 12
 _TILE_ROWS = 64
 _OURS = ((1, 21), (4, 24), (8, 34), (16, 46), (32, 81), (64, 159), (128, 254), (256, 455))
@@ -46,7 +47,7 @@ _GGMLS = ((1, 27), (4, 78), (8, 120), (16, 122), (17, 140), (32, 168), (64, 282)
 
 
 def _our_attention_ms(step: Step, num_rows: int, pool_cells: int) -> float:
-    """A pair of a decode is dearer, because its cells are unpacked for one row."""
+    """A pair of a decode costs more, because its cells are unpacked for one row."""
     return sum((0.0021 if span.num_tokens == 1 else 0.0004) * _pairs(span) for span in step.spans)
 
 
@@ -64,7 +65,7 @@ _COSTS: dict[str, tuple[CostCurve, Callable[[Step, int, int], float]]] = {
     "kernels": (CostCurve(step_ms=_OURS, attended_ms=0.0004), _our_attention_ms),
     "ggml": (CostCurve(step_ms=_GGMLS, attended_ms=0.0055), _ggmls_attention_ms),
 }
-"""Curve that the scheduler gets, and the real time of attention by step, rows and cells in the pool."""
+"""Scheduler's curve, and the real time of attention by step, rows and cells in the pool."""
 
 
 def _step_ms(
@@ -103,7 +104,7 @@ class Load:
     others: list[Client] = field(default_factory=list)
 
     def serve(self, options: EngineOptions, curve: CostCurve, step_ms: Callable[[Step, int], float]) -> float:
-        """Serve all, and return the tokens per second. `step_ms` gets a step, and the cells in the pool."""
+        """Return the tokens per second. `step_ms` gets a step, and the cells in the pool."""
         everybody = sorted([*self.others, *self.streams], key=lambda one: one.live.arrived_s)
         arriving, now_s = list(everybody), 0.0
         machine = Machine(

@@ -32,7 +32,7 @@ _CLIENTS = ("heavy", "light")
 _AT_ONCE = 4
 _HEAD_START_S = 2.0
 _MADE = 12
-"""Heavy requests made before the row begins: compressing 40 megapixels would take the server's cores."""
+"""Heavy requests made before; compressing 40 megapixels would take the server's cores."""
 _LOOK_S = 0.02
 _TIMEOUT_S = 600.0
 _WIDTH = 160
@@ -109,8 +109,8 @@ def _answer(url: str, key: str, sent: Sent) -> httpx.Response:
 
 @contextlib.contextmanager
 def _process(act: Callable[..., list[T]], *arguments: object) -> Iterator[list[T]]:
-    """Yield a list that has, at the end, what a process of its own returned. In one process, JSON of 20 MB
-    that is being written would delay all requests."""
+    """Yield a list that has, at the end, the result of its own process. In one process, writing 20 MB of JSON
+    would delay all requests."""
     results: list[T] = []
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_run, args=(theirs, act, *arguments))

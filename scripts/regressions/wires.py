@@ -31,7 +31,7 @@ _MEASURED = re.compile(
 )
 
 _REQUESTS = Path(__file__).with_suffix(".jsonl")
-"""A request in each line: `{NAME}` in its path or body is an id of an earlier answer to `NAME`."""
+"""Requests in lines: `{NAME}` in a path or body is an id of an earlier answer to `NAME`."""
 _LONG = {"words": "word " * 5000, "letters": "x " * 3000}
 _MARK = "\n==== "
 
@@ -83,7 +83,7 @@ def _recorded(url: str) -> str:
 
 
 class _Ids:
-    """Numbers ids in the order in which they come."""
+    """Numbers ids in order of appearance."""
 
     def __init__(self) -> None:
         self._numbers: defaultdict[str, int] = defaultdict(itertools.count(1).__next__)

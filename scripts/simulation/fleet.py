@@ -1,5 +1,5 @@
 """Runs a trace on many replicas in virtual time: the real scheduler, router and autoscaler, with one queue of
-events, no real clock, and step times from a cost curve."""
+events and step times from a cost curve."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Machine:
 
     curve: CostCurve
     step_ms: Callable[[Step, int], float] | None = None
-    """Time of a step, by the cells in the pool, or None for the curve's, and copies of cells."""
+    """Time of a step by the cells in the pool, or None for the curve's and copies of cells."""
     has_drafts: bool = False
     num_slots: int = 64
     kv_tokens: int = 16_384
@@ -52,8 +52,8 @@ class Machine:
     """Standard deviation of the logarithm of step times."""
     load_s: float = 20.0
     stride: int = 16
-    """Most steps that are simulated as one, while all sequences only decode and no request waits. It ends
-    with the step in which a request arrives."""
+    """Most steps simulated as one, while all sequences decode and no request waits. An arriving request ends
+    it with its step."""
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class Live:
 
 
 class SimReplica:
-    """Simulated replica. Its owner gets the end of each step, and returns at that time."""
+    """Replica whose owner gets the end of each step, and returns at that time."""
 
     def __init__(self, name: str, machine: Machine, options: EngineOptions, seed: int) -> None:
         self.name = name
@@ -117,7 +117,7 @@ class SimReplica:
         self._scheduler.sequences.submit(live.request, tuple(live.output), now_s=now_s)
 
     def interrupts_for(self, live: Live, now_s: float) -> bool:
-        """Return True if the running step is discarded for this request, as the engine's core decides it."""
+        """Return True if the engine's core would discard the running step for this request."""
         if self._step is None or self._was_interrupted or live.request.priority is not Priority.INTERACTIVE:
             return False
         left_ms = 1000 * (self._ends_s - now_s)
@@ -146,7 +146,7 @@ class SimReplica:
         return self._ends_s
 
     def cut(self, now_s: float) -> float:
-        """End the stride with the step that runs now, because a request has arrived. Return its end."""
+        """End the stride with the running step, because a request has arrived, and return its end."""
         passed = math.ceil(1000 * (now_s - self._began_s) / max(self._elapsed_ms, 1e-9))
         self._num_steps = min(self._num_steps, max(1, passed))
         self._ends_s = self._began_s + self._num_steps * self._elapsed_ms / 1000
@@ -181,7 +181,7 @@ class SimReplica:
         return ended
 
     def _stride(self, step: Step) -> int:
-        """Number of steps like this one if no request arrives: all sequences decode, and none ends."""
+        """Count equal steps, in which all sequences decode and none ends, if no request arrives."""
         participants = self._scheduler.participants(step)
         if len(participants) < len(self.live) or not participants or step.padding:
             return 1
@@ -191,7 +191,7 @@ class SimReplica:
         return max(1, min(self._machine.stride, most_cells, *(s.remaining - 1 for s in participants)))
 
     def _decode_on(self, participants: Iterable[RunningSequence], now_s: float) -> None:
-        """Apply the steps after the first, as the scheduler would, without calling it."""
+        """Apply the steps after the first without calling the scheduler."""
         num = self._num_steps - 1
         for sequence in participants:
             live = self.live.get(sequence.request.id)
@@ -269,12 +269,12 @@ def _deliver(live: Live, tokens: Iterable[int], now_s: float) -> None:
 
 
 class PlainRouter:
-    """Chooses one replica after the other, or the one with the fewest requests of this router. Offers what
+    """Chooses replicas in turns, or the one with the fewest requests of this router. Offers what
     `ReplicaRouter` does."""
 
     def __init__(self, begin: float, random: Random | None = None) -> None:
-        """`begin`: 0 is the first replica, 1 would be behind the last, because routers would otherwise all go
-        the same way. `random`: chooses among equals with the fewest requests."""
+        """`begin`: 0 is the first replica, 1 behind the last, so that routers differ. `random`: chooses among
+        equals with the fewest requests."""
         self._ready: list[str] = []
         self._num_live: Counter[str] = Counter()
         self._places: dict[str, str] = {}
@@ -322,7 +322,7 @@ Routing = ReplicaRouter | PlainRouter
 
 
 def routing(name: str, seed: int, number: int, num_routers: int) -> Routing:
-    """Return the router of this number, one of `num_routers`."""
+    """Return the router of this number."""
     if name == "round robin":
         return PlainRouter(number / num_routers)
     if name == "least loaded":
@@ -369,7 +369,7 @@ class Outcome:
     choosing_s: list[float]
     """Real CPU seconds of each choice: hashing blocks, choosing, and the accounts."""
     sizes: list[tuple[float, int, int]]
-    """With an autoscaler: time, serving replicas, and wanted replicas."""
+    """Time, serving replicas and wanted replicas, with an autoscaler."""
     replica_s: float
     moved: list[Live]
 
@@ -392,7 +392,7 @@ class _Simulation:
         self._replicas: dict[str, SimReplica] = {}
         self._all: list[SimReplica] = []
         self._epochs: dict[str, int] = {}
-        """By replica: number of its step. The end of an interrupted step is ignored."""
+        """Step number by replica. The end of an interrupted step is ignored."""
         self._reported_s: dict[str, float] = {}
         self._reports: dict[str, ReplicaReport] = {}
         self._born_s: dict[str, float] = {}

@@ -21,8 +21,8 @@ CURVES = {
     "1b": CostCurve(step_ms=tuple(zip(_SIZES, _BILLION, strict=True)), attended_ms=0.000872),
     "smollm2": CostCurve(step_ms=tuple(zip(_SIZES, _SMOLLM2, strict=True)), attended_ms=0.000629),
 }
-"""Measured by the server at its start (`--calibrate start`) on two cores of an AMD EPYC (Zen 4) with our
-kernels: 1.04 billion parameters in Q4_K_M, and SmolLM2 135M in Q4_0."""
+"""Measured at the start (`--calibrate start`) on two cores of an AMD EPYC (Zen 4) with our kernels: 1.04
+billion parameters in Q4_K_M, and SmolLM2 135M in Q4_0."""
 
 
 class _CurveFile(msgspec.Struct):
@@ -30,7 +30,7 @@ class _CurveFile(msgspec.Struct):
 
 
 def read_curve(name: str) -> CostCurve:
-    """Return one of `CURVES`, or that of a file from a server's cache folder: `curve-*.json`."""
+    """Return one of `CURVES`, or that of a server's cache file `curve-*.json`."""
     if name in CURVES:
         return CURVES[name]
     return msgspec.json.decode(Path(name).read_bytes(), type=_CurveFile).value
@@ -52,7 +52,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     busy: float
     choosing_p50_us: float
     choosing_p95_us: float
-    """Real microseconds of CPU for a choice: hashing the prompt's blocks, choosing, and the accounts."""
+    """Real CPU microseconds of a choice: hashing the prompt's blocks, choosing, and the accounts."""
     moved: int = 0
     replica_hours: float = 0.0
 
@@ -120,7 +120,7 @@ _MANY = 1000
 
 
 def one_instead(plan: Plan) -> Plan:
-    """Return a plan of one replica, as fast as all of the plan together, with the memory of all."""
+    """Return one replica as fast as the whole plan, with the memory of all."""
     num, machine = plan.num_replicas, plan.machine
     giant = replace(
         machine,

@@ -1,7 +1,8 @@
-"""Requests of a simulation: turns of sessions, read from a file or made up, and their tokens.
+"""Turns of sessions, read from a file or made up, and their tokens.
 
 Made-up lengths are lognormal, with medians of published traces of chat services: some tens of tokens in a
-prompt, one to two hundred in an answer."""
+prompt, one to two hundred in an answer.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +16,13 @@ import msgspec
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Request, and line of a trace in JSON. It holds lengths of texts, and names of equal ones."""
+    """Request as a line of a trace, with lengths of texts, and names of equal ones."""
 
     at_s: float
     """Arrival, from the trace's begin, or from the end of the session's previous turn."""
     session: str
     shared: tuple[tuple[str, int], ...] = ()
-    """Texts at the begin of the session's prompt, such as (system-3, 800): name and tokens. Equal names
-    are equal texts."""
+    """Texts at the begin of the session's prompt, such as (system-3, 800): name and tokens."""
     tokens: int
     """Tokens of the prompt after those, and after all previous turns with their answers."""
     output: int
@@ -50,8 +50,8 @@ def sessions(turns: Iterable[Turn]) -> dict[str, list[Turn]]:
 
 
 class Texts:
-    """Makes the tokens of texts that have a name and a length only. There are 256 different tokens,
-    because Python caches these numbers and so a prompt takes little memory."""
+    """Makes tokens of texts with a name and a length only. Python caches the 256 different numbers, so a
+    prompt takes little memory."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -86,7 +86,7 @@ class Mix:
     chats: float = 0.0
     questions: float = 0.0
     batch_rows: float = 0.0
-    """Rows of batch jobs per second, on average; they come in jobs of 200."""
+    """Mean rows of batch jobs per second, in jobs of 200."""
     num_prompts: int = 12
     """Different system prompts; the first is in every third session (Zipf)."""
     num_documents: int = 200
@@ -101,7 +101,7 @@ class Mix:
 def trace(
     mix: Mix, seconds: float, seed: int, rate: Callable[[float], float] = lambda at_s: 1.0
 ) -> list[Turn]:
-    """Return the turns of all sessions that begin within this time. `rate`: factor of their rate."""
+    """Return turns of all sessions that begin within this time. `rate`: factor of their rate."""
     random = Random(seed)
     turns: list[Turn] = []
     for number, at_s in enumerate(_begins(mix, seconds, random, rate)):

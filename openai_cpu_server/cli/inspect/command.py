@@ -1,4 +1,4 @@
-"""The command: facts and costs of a model file as a table or JSON."""
+"""Facts and costs of a model file as a table or JSON."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class InspectReport(msgspec.Struct, frozen=True):
     memory: MemoryFacts | None
     """Absent if the file is not a model that generates text."""
     devices: list[DeviceFacts]
-    """Empty if this build has no devices beside the CPU."""
+    """Empty if the CPU is the only device."""
     why_no_device: str | None
     profile: Profile | None
     speed: SpeedFacts | None
-    """Prediction, or None if it was not measured on this machine."""
+    """Prediction, or None without measurements on this machine."""
 
 
 def text(report: InspectReport, name: str) -> str:
-    """`name`: as the user has named the model."""
+    """`name`: as typed by the user."""
     sections = [_about(report), _mixture(report.model)]
     tokenizer = report.model.tokenizer
     if tokenizer is not None and tokenizer.special:
@@ -371,7 +371,7 @@ def _parser() -> CommandParser:
 
 
 def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measures: bool) -> InspectReport:
-    """Options are those of `serve`, but without the prefix cache, which cannot be measured."""
+    """Use the options of `serve` without the prefix cache, which cannot be measured."""
     folder, machine = settings.profile_dir, Machine()
     profile = load_profile(header.path, folder) if settings.profile == "auto" else None
     draft = drafting_file(header.path, settings.draft_model, find=local_model)

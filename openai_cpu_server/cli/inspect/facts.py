@@ -1,4 +1,4 @@
-"""Facts from a model file's header and its chat template."""
+"""Facts from a model file's header and chat template."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TypeShare(msgspec.Struct, frozen=True):
 class WeightFacts(msgspec.Struct, frozen=True):
     parameters: int
     active_parameters: int
-    """Parameters that one token uses, in a mixture of experts."""
+    """Parameters of a mixture of experts that one token uses."""
     bits_per_weight: float
     file_type: str | None
     types: list[TypeShare]
@@ -44,7 +44,7 @@ class WeightFacts(msgspec.Struct, frozen=True):
 
 
 class ModelShape(msgspec.Struct, frozen=True):
-    """Sizes of the model, or None where the file has none."""
+    """Sizes, or None where the file has none."""
 
     layers: int | None
     width: int | None
@@ -61,7 +61,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     window: int | None
     """Tokens that some or all layers see, or None for all."""
     has_state: bool
-    """True if some or all layers keep a state per sequence instead of KV cells."""
+    """Some or all layers keep a state per sequence instead of KV cells."""
 
 
 class SpecialToken(msgspec.Struct, frozen=True):
@@ -73,7 +73,6 @@ class SpecialToken(msgspec.Struct, frozen=True):
 class TokenizerFacts(msgspec.Struct, frozen=True):
     kind: str
     pre: str | None
-    """Name of the pre-tokenizer."""
     size: int
     special: list[SpecialToken]
     adds_bos: bool | None
@@ -87,7 +86,7 @@ class SightFacts(msgspec.Struct, frozen=True):
     path: str
     file_bytes: int
     kind: str | None
-    """Kind of preprocessing and encoder, in llama.cpp's words."""
+    """Preprocessing and encoder, in llama.cpp's words."""
     image_size: int | None
     """Longer side of the encoder's input, in pixels."""
     patch_size: int | None
@@ -231,13 +230,13 @@ _KEY = "tokenizer.chat_template"
 class TemplateFacts(msgspec.Struct, frozen=True):
     source: str
     named: list[str]
-    """Further templates in the file, such as `tool_use`."""
+    """Further templates, such as `tool_use`."""
     tool_format: str | None
     """Absent if the template cannot be used."""
     reasoning_format: str | None
     """Absent if the template shows no thoughts."""
     reasoning_field: str | None
-    """Field from which the template reads earlier thoughts."""
+    """Field with earlier thoughts."""
     shape: TemplateShape | None
     problem: str | None
 
@@ -265,5 +264,5 @@ def read_template(header: GgufHeader) -> TemplateFacts | None:
 
 
 def template_source(header: GgufHeader, name: str = "") -> str | None:
-    """`name`: a further template, or "" for the one for chats."""
+    """`name`: "" for the template of chats."""
     return header.get_str(f"{_KEY}.{name}" if name else _KEY)

@@ -1,5 +1,5 @@
-"""Memory beside the weights, and tokens per second predicted from steps measured on this machine. Memory
-bandwidth alone predicts nothing: with few cores arithmetic decides."""
+"""Memory beside the weights, and tokens per second predicted from measured steps. Bandwidth alone predicts
+nothing, because arithmetic limits a few cores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LENGTHS = (1_024, 4_096)
 
 
 class SequencesThatFit(msgspec.Struct, frozen=True):
-    """Sequences of this length that fit at once, without shared prefixes."""
+    """Concurrent sequences of this length, without shared prefixes."""
 
     tokens: int
     sequences: int
@@ -51,11 +51,11 @@ class MemoryFacts(msgspec.Struct, frozen=True):
     total_bytes: int
     free_bytes: int
     left_bytes: int
-    """Memory beside the weights and the draft model's, or 0 if they do not fit."""
+    """Memory beside all weights, or 0 if they do not fit."""
     draft_model: str | None
     kv_type: str
     kv_types: list[KvCost]
-    """Empty if the machine's memory has no KV cells."""
+    """Empty if the memory has no KV cells."""
     pool_tokens: int | None
     """Pool of `serve` for all requests, or None if it would not start."""
     context: int | None
@@ -97,7 +97,7 @@ def read_memory(
 
 
 def kv_costs(host_memories: Mapping[KVType, HostMemory], trained: int | None, served: str) -> list[KvCost]:
-    """Return the costs of the types, or of the `served` one alone if a device holds some cells."""
+    """Return the costs of all types, or of the `served` one if a device holds cells."""
     lengths = [length for length in _LENGTHS if trained is None or length < trained]
     lengths += [trained] if trained is not None else []
     return [
@@ -117,7 +117,7 @@ def kv_costs(host_memories: Mapping[KVType, HostMemory], trained: int | None, se
 class SplitCost(msgspec.Struct, frozen=True):
     split: str
     turn_ms: float | None
-    """Time of a turn of a chat, or None if the split failed."""
+    """Time of a chat's turn, or None if the split failed."""
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
@@ -129,7 +129,7 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     """Bytes of weights, cells, states and compute buffers."""
     why: str | None
     measured: list[SplitCost]
-    """Splits that `auto` has measured; the fastest is used."""
+    """Splits measured by `auto`, which uses the fastest."""
     draft: str | None = None
     """Part of the draft model that goes there."""
 
@@ -161,14 +161,13 @@ def _on_device(options: EngineOptions, device: Device, cache_dir: Path, machine:
 
 
 _CONTEXT = 512
-"""Tokens that each decoding sequence attends to."""
+"""Tokens to which each decoding sequence attends."""
 _SEQUENCES = (1, 2, 4, 8, 16, 32)
 
 
 class DecodeSpeed(msgspec.Struct, frozen=True):
     sequences: int
     tokens_per_second: float
-    """Sum of all sequences."""
 
 
 class SpeedFacts(msgspec.Struct, frozen=True):
@@ -178,9 +177,8 @@ class SpeedFacts(msgspec.Struct, frozen=True):
     weights: WeightLayout
     flash_attention: bool
     kernels: dict[str, str | None]
-    """Instruction set of each of our kernels, or None if it was off."""
+    """Instruction set by kernel, or None if it was off."""
     is_default: bool
-    """True if `serve` would use these options."""
     context: int
     prompt_tokens_per_second: float
     """Speed of a prompt's first step."""
@@ -211,8 +209,8 @@ def best_known(
 def measure(
     options: EngineOptions, cache_dir: Path, on_progress: Callable[[str, float], None]
 ) -> MeasuredCurve:
-    """Load the model and time its steps, unless they are known, and store the curve for `serve`.
-    `on_progress` gets the activity and a fraction."""
+    """Time the steps unless known, and store the curve for `serve`. `on_progress` gets the activity and a
+    fraction."""
     backend = LlamaBackend.load(options, lambda fraction: on_progress("loading", fraction))
     try:
         curve = cost_curve(
@@ -242,7 +240,7 @@ def predicted(
 
 
 _Options = tuple[int, int, str, WeightLayout, bool]
-"""Threads for one token and for more, KV type, layout of the weights, flash attention."""
+"""Threads for one token and for more, KV type, weight layout, flash attention."""
 
 
 def _measured_with(key: CurveKey) -> _Options:

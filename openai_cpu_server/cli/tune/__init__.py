@@ -1,5 +1,5 @@
-"""`openai-cpu-server tune MODEL`: finds the best settings for a model on this machine by measurement.
+"""`openai-cpu-server tune MODEL`: finds the best settings for a model on this machine.
 
-`command` measures each setting in a process of its own (`trial`), one factor at a time, until its budget is
-spent. The best becomes the profile for `serve`; nothing is written before all is measured.
+`command` measures each setting in its own process (`trial`), one factor at a time, within its budget. The
+best becomes `serve`'s profile, which is written after all measurements.
 """

@@ -1,4 +1,4 @@
-"""The command: from arguments to a printed table and a profile on disk."""
+"""Command that prints a table and stores a profile."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _COMMAND = (sys.executable, *("-m", "openai_cpu_server.kernels.front"), "openai_
 _PATIENCE = 3.0
 """Time limit of a setting, as a multiple of the first one's time."""
 _GRACE_S = 20.0
-"""Time that the last setting may exceed the budget."""
+"""Time by which the last setting may exceed the budget."""
 
 
 class TuneProcesses:
@@ -255,7 +255,7 @@ def _defaults(header: GgufHeader, machine: Machine, cache_dir: Path) -> Profile:
 
 
 def _engine_options(header: GgufHeader, machine: Machine) -> EngineOptions:
-    """The pool has room for every KV type; f32 is the largest."""
+    """Give the pool room for the largest KV type, f32."""
     host_memory = HostMemory.of(header, None, KVType.F32, machine.free_memory())
     cells = min(_POOL_CELLS, max(host_memory.pool_cells(None), 1024))
     return EngineOptions(model_path=str(header.path), kv_tokens=cells)

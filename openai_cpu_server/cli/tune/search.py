@@ -1,4 +1,4 @@
-"""Search over settings, one factor at a time from the best so far. Pure."""
+"""Search over settings, one factor at a time. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WorkloadPart(enum.Enum):
     PREFILL = "prefill"
     """A long prompt in chunks of `prefill_tokens`, then a short one beside it."""
     DECODE_ONE = "decode_one"
-    """A single sequence after the long prompt, alone in the pool."""
+    """A sequence after the long prompt, alone in the pool."""
     DECODE_MANY = "decode_many"
     """16 and 32 sequences with separate cells."""
 
@@ -29,19 +29,18 @@ class TuneTrial(msgspec.Struct, frozen=True, kw_only=True):
     options: EngineOptions
     parts: tuple[WorkloadPart, ...]
     context: int
-    """Tokens of the long prompt."""
 
 
 class TuneTimings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Times are None for parts that were not measured."""
+    """Times, or None for parts that were not measured."""
 
     context: int
     prefill_ms: float | None = None
-    """Per token of the long prompt."""
+    """Time per token of the long prompt."""
     short_prompt_ms: float | None = None
     decode_one_ms: float | None = None
     decode_few_ms: float | None = None
-    """Per sequence, in a step of as many as fit, up to 16."""
+    """Time per sequence, in a step of as many as fit, up to 16."""
     decode_many_ms: float | None = None
 
     def updated(self, newer: TuneTimings) -> TuneTimings:
@@ -64,8 +63,8 @@ class TuneGoal(enum.Enum):
         return (WorkloadPart.PREFILL, WorkloadPart.DECODE_ONE, WorkloadPart.DECODE_MANY)
 
     def cost_ms(self, timings: TuneTimings) -> float:
-        """Return the time of one turn of a chat alone (256 tokens of prompt in chunks, 64 more, 64 of
-        output), or of one request of many (256 tokens of prompt, 96 of output) and a little of one alone."""
+        """Weigh a chat's turn alone (256 tokens of prompt in chunks, 64 more, 64 of output). For throughput,
+        weigh one request of many (256 tokens of prompt, 96 of output) and a little of one alone."""
         return sum(weight * float(getattr(timings, name)) for name, weight in _WEIGHTS[self].items())
 
 
@@ -76,7 +75,7 @@ _WEIGHTS: Mapping[TuneGoal, Mapping[str, float]] = {
 
 
 _CLEARLY = 0.97
-"""Most cost of a better setting, as a share of the best so far; smaller gains are noise."""
+"""Most cost of a better setting, as a share of the best; smaller gains are noise."""
 
 Value = Union[int, str, bool]
 Measure = Callable[[Profile, tuple[WorkloadPart, ...]], Union[TuneTimings, TuneFailure]]
@@ -87,12 +86,11 @@ class TuneFactor:
     field: str
     values: tuple[Value, ...]
     parts: tuple[WorkloadPart, ...]
-    """Parts of the workload that it influences."""
 
 
 @dataclass(frozen=True)
 class TuneRow:
-    """Measured setting: the best so far with one factor changed."""
+    """Best so far with one factor changed."""
 
     factor: str | None
     """Changed factor, or None for the first setting."""
@@ -105,7 +103,7 @@ class TuneRow:
 
 
 def factors(goal: TuneGoal, *, threads: Sequence[int], prefill_tokens: Sequence[int]) -> list[TuneFactor]:
-    """Return the most important factors first, because time may run out."""
+    """Order by importance, because time may run out."""
     repack = TuneFactor("repack", (True, False), goal.parts)
     kv_type = TuneFactor("kv_type", ("f16", "f32", "bf16", "q8_0"), goal.parts)
     flash = TuneFactor("flash_attention", (True, False), goal.parts)
@@ -124,7 +122,7 @@ def num_trials(start: Profile, plan: Sequence[TuneFactor]) -> int:
 
 
 def search(start: Profile, plan: Sequence[TuneFactor], goal: TuneGoal, measure: Measure) -> Iterator[TuneRow]:
-    """Yield each row as soon as it is measured. The last row that `is_better` wins, otherwise the first."""
+    """Yield each measured row. The last that `is_better` wins, otherwise the first."""
     result = measure(start, goal.parts)
     if isinstance(result, TuneFailure):
         yield TuneRow(None, None, start, None, None, result.message)

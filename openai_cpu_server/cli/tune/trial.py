@@ -15,9 +15,9 @@ from openai_cpu_server.llama.measure.probe import Probe
 
 _REPEATS = 3
 _SHORT_MS = 3000.0
-"""Faster long prompts are computed twice, because of noise."""
+"""Compute faster long prompts twice, because of noise."""
 _RESERVE = 512
-"""Cells of the pool, beside the contexts, for the timed steps."""
+"""Cells for the timed steps, beside the contexts."""
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _timings(trial: search.TuneTrial, info: ModelInfo, probe: Probe) -> search.TuneTimings:
-    """Slot 0 holds the long prompt, the last slot gets the short one, the others decode."""
+    """Slot 0 holds the long prompt, the last one gets the short one, the others decode."""
     context = min(trial.context, info.kv_tokens - _RESERVE)
     prefill_ms = _fill(probe, context, trial.options.prefill_tokens)
     if prefill_ms * context < _SHORT_MS:

@@ -1,5 +1,5 @@
-"""Routers: names that choose one of several models for each request.
+"""Routers: names that choose a model for each request.
 
-The API calls `follow` for a request that names a router, and `verdict` when a cascade's small model has
-answered. The start checks the options. A router always decides, even if its model fails.
+The API calls `follow` for a router, and `verdict` when a cascade's small model has answered. A router always
+decides, even if its model fails.
 """

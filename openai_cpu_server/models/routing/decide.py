@@ -1,4 +1,4 @@
-"""Pure decisions: the route for a request, and the acceptance of a small model's answers."""
+"""Pure decisions: routes, and verdicts on a small model's answers."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ _HASHED = 2**64
 class RouterInput(msgspec.Struct, frozen=True, kw_only=True):
     texts: tuple[str, ...]
     request: str
-    """Text of the last user message."""
+    """Last user message."""
     given_tokens: int = 0
-    """Prompt tokens that were sent as ids."""
+    """Prompt tokens sent as ids."""
     max_tokens: int | None
     has_tools: bool
     has_schema: bool
     stream: bool
     user: str
-    """Label for sticky routes."""
     key: str
 
 
 class RouteReason(enum.Enum):
-    """The value is a label for metrics."""
+    """Values are labels of metrics."""
 
     RULE = "rule"
     CLASSIFIED = "classified"
@@ -41,30 +40,27 @@ class RouteReason(enum.Enum):
     SHARE = "share"
     OTHERWISE = "otherwise"
     UNAVAILABLE = "unavailable"
-    """The deciding model did not answer in time."""
+    """The deciding model was too late."""
     SURE = "sure"
-    """A cascade's small model answered well enough."""
     UNSURE = "unsure"
     CUT = "cut"
-    """The answer has a required form and was cut at its token limit."""
+    """An answer of a required form was cut at its limit."""
     STREAM = "stream"
     TOO_LONG = "too_long"
-    """The prompt does not fit the small model."""
+    """The small model's context is too short."""
     FAILED = "failed"
-    """The small model could not answer."""
 
 
 class RouteDecision(msgspec.Struct, frozen=True):
     route: str
     reason: RouteReason
     why: str
-    """For people, in one line."""
 
 
 def by_rules(
     rules: Sequence[Rule], facts: RouterInput, num_tokens: Callable[[], int]
 ) -> tuple[int, Rule] | None:
-    """Return the first rule that holds, with its number from 1."""
+    """Return the first rule that holds, numbered from 1."""
     for number, rule in enumerate(rules, start=1):
         if _holds(rule, facts, num_tokens):
             return number, rule
@@ -93,13 +89,12 @@ def by_share(shares: Shares, draw: float) -> str:
 
 
 def sticky_draw(router: str, label: str) -> float:
-    """Return a number in [0, 1) that depends only on the router and the label."""
+    """Return a number in [0, 1) for the router and label."""
     digest = hashlib.sha256(f"{router}\0{label}".encode()).digest()
     return min(int.from_bytes(digest[:8], "big") / _HASHED, 1 - 2**-53)
 
 
 def nearest_example(examples: Rows, text: Rows) -> tuple[int, float]:
-    """Return the index of the most similar example and its cosine."""
     norms = np.linalg.norm(examples, axis=1) * np.linalg.norm(text)
     similarities = (examples @ text.reshape(-1)) / np.maximum(norms, 1e-12)
     index = int(np.argmax(similarities))
@@ -110,11 +105,11 @@ class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[float, ...]
     finish: FinishReason
     has_form: bool
-    """True if the answer had to be JSON or of another form."""
+    """The answer had to be JSON or of another form."""
 
 
 def verdict(cascade: Cascade, answers: list[JudgedAnswer]) -> RouteDecision:
-    """Return the small route if all answers are good enough, else the large one."""
+    """Choose the small route if all its answers are good enough."""
     if any(answer.has_form and answer.finish is FinishReason.LENGTH for answer in answers):
         return RouteDecision(cascade.large, RouteReason.CUT, "the answer was cut")
     worst = min(sum(one.logprobs) / len(one.logprobs) if one.logprobs else float("-inf") for one in answers)

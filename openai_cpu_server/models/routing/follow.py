@@ -1,4 +1,4 @@
-"""Resolution of a router's name to the model that answers."""
+"""Resolution of a router's name to a model."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ from openai_cpu_server.models.routing.router import TO_BE_JUDGED, ModelRouter, R
 
 
 class RoutedCall(NamedTuple):
-    """The model that answers, under the requested name."""
-
     router: str
     chosen: ChosenModel
     reason: RouteReason
-    """Reason of the last router."""
     why: str
-    """Reasons of all routers on the way."""
+    """Reasons of all routers passed."""
     cascade: Cascade | None = None
-    """Rule by which the answer is judged."""
     larger: str | None = None
-    """Model that answers if the small one does not answer well enough."""
+    """Model to ask if the small one's answer is not good enough."""
 
     def after(self, judged: RouteDecision, chosen: ChosenModel) -> RoutedCall:
         why = f"{self.why.removesuffix(TO_BE_JUDGED)}{judged.why}"
@@ -34,8 +30,8 @@ class RoutedCall(NamedTuple):
 async def follow(
     models: ModelRegistry, router: ModelRouter, facts: RouterInput, caller: RouterCaller, name: str
 ) -> RoutedCall:
-    """Follow routers to a model. A caller who may use a router may use its targets. Raises only what a target
-    raises: ModelNotFound, WrongModelKind, EngineUnavailable."""
+    """Permission for a router includes its targets. Raises a target's ModelNotFound, WrongModelKind,
+    EngineUnavailable."""
     reasons: list[str] = []
     while True:
         decision = await router.decide(
@@ -68,7 +64,7 @@ def _routed(
 
 
 def _count(models: ModelRegistry, router: ModelRouter, facts: RouterInput) -> int:
-    """Count by the tokenizer of the router's default route."""
+    """Use the default route's tokenizer."""
     target = router.options.routes[router.options.otherwise]
     while (following := models.router(target, None)) is not None:
         target = following.options.routes[following.options.otherwise]

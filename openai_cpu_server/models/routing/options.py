@@ -1,4 +1,4 @@
-"""Options of routers and their validation before the server starts. Pure."""
+"""Options of routers, validated before the start. Pure."""
 
 from __future__ import annotations
 
@@ -16,32 +16,30 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     route: str
     prompt_tokens_over: int | None = None
-    """Tokens of the texts alone, by the tokenizer of the default route."""
+    """Tokens of texts alone, by the default route's tokenizer."""
     max_tokens_over: int | None = None
-    """Requested output tokens; 0 if the request sets no limit."""
+    """Requested output tokens; 0 without a limit."""
     tools: bool | None = None
-    """True if the request must offer tools, False if it must not."""
+    """False: the request must not offer tools."""
     schema: bool | None = None
-    """True if the answer must have a form (JSON, schema, grammar, choices), False if it must not."""
+    """False: the answer must have no form (JSON, schema, grammar, choices)."""
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """Rules, of which the first one that holds decides."""
+    """The first that holds decides."""
 
     rules: tuple[Rule, ...]
 
 
 class Classifier(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that names the route, constrained to the names."""
-
     model: str
     prompt: str
-    """With `{request}` for the last user message."""
+    """`{request}` stands for the last user message."""
     timeout_s: float
 
 
 class Examples(msgspec.Struct, frozen=True, kw_only=True):
-    """The route whose example is most similar to the last user message."""
+    """The most similar example to the last user message decides."""
 
     model: str
     texts: tuple[tuple[str, str], ...]
@@ -52,12 +50,12 @@ class Examples(msgspec.Struct, frozen=True, kw_only=True):
 
 class WhenStreaming(enum.Enum):
     HOLD = "hold"
-    """The small model's answer is held back until it is accepted."""
+    """Send nothing of the small model's answer until it is accepted."""
     LARGE = "large"
 
 
 class Cascade(msgspec.Struct, frozen=True, kw_only=True):
-    """A small route answers, and a large one if that answer is not good enough."""
+    """A large route answers if the small one's answer is not good enough."""
 
     small: str
     large: str
@@ -67,12 +65,10 @@ class Cascade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stickiness(enum.Enum):
-    """Subject that keeps its drawn route."""
-
     USER = "user"
-    """User named in the body, else as `KEY`."""
+    """User of the body, else as `KEY`."""
     KEY = "key"
-    """Holder of the API key, or the address on a server without keys."""
+    """API key, or the address on a server without keys."""
     NEVER = "none"
 
 
@@ -87,11 +83,11 @@ Way = Union[Rules, Classifier, Examples, Cascade, Shares]
 
 class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
-    """The router's own name, then its aliases."""
+    """Own name, then aliases."""
     routes: dict[str, str]
-    """Name of a model or of another router, by route."""
+    """Models or other routers, by route."""
     otherwise: str
-    """Route if nothing else decides, or the deciding model is not available."""
+    """Fallback if nothing decides."""
     way: Way
 
     @property
@@ -100,11 +96,11 @@ class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Kinds = Mapping[str, "ModelKind | None"]
-"""By name; None if its file cannot be read."""
+"""Kinds by name, or None for unreadable files."""
 
 
 def problem(routers: Sequence[RouterOptions], kinds: Kinds) -> str | None:
-    """Return the first error in one line, or None."""
+    """Return the first error on one line."""
     by_name = {name: router for router in routers for name in router.names}
     return next((error for router in routers for error in _problems(router, by_name, kinds)), None)
 

@@ -1,4 +1,4 @@
-"""Router, which decides by rules, by shares, or by a model that names a route or embeds."""
+"""Routers by rules, shares, or a model that names a route or embeds."""
 
 from __future__ import annotations
 
@@ -40,15 +40,14 @@ from openai_cpu_server.prompt.chat_prompts import Conversation
 from openai_cpu_server.prompt.reasoning import switch
 
 _MOST_CHARS = 4000
-"""A longer request is cut to both ends."""
 _UNKNOWN = "[UNK]"
-"""WordPiece's token for a word outside the vocabulary."""
+"""WordPiece's token for an unknown word."""
 _SPARE_TOKENS = 8
-"""Extra output tokens, because a name may be written in more tokens than its own tokenization has."""
+"""Names may be generated in more tokens than they are tokenized to."""
 
 
 class RouterCaller(msgspec.Struct, frozen=True):
-    """The router's own question is queued with this priority."""
+    """Priority of the router's request."""
 
     priority: Priority
     client: str
@@ -59,7 +58,7 @@ class RouterCaller(msgspec.Struct, frozen=True):
 async def classified(
     model: ServedModel, options: Classifier, routes: tuple[str, ...], request: str, caller: RouterCaller
 ) -> str:
-    """Return the route that the model names. Raises ServerError."""
+    """Return the named route. Raises ServerError."""
     question = await asyncio.to_thread(_question, model, options, routes, request, caller)
     texts = []
     async with model.engine.generate([question]) as generation:
@@ -96,7 +95,7 @@ def _question(
 
 
 async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCaller) -> Rows:
-    """Embed texts as rows, cutting long ones. Raises ServerError."""
+    """Embed texts, cutting long ones. Raises ServerError."""
 
     def tokenized() -> list[tuple[int, ...]]:
         limit, end = model.loaded().max_input_tokens, model.tokenizer.marks.end
@@ -107,8 +106,7 @@ async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCal
 
 
 async def embedded_whole(model: ServedModel, text: str, caller: RouterCaller) -> Rows | None:
-    """Embed a text as one row, or return None if it is too long or has words outside the vocabulary. Raises
-    ServerError."""
+    """Return None for a text that is too long or has words outside the vocabulary. Raises ServerError."""
     if len(text) > _MOST_CHARS:
         return None
     limit = model.loaded().max_input_tokens
@@ -137,7 +135,7 @@ def _embedder_tokens(model: ServedModel, text: str) -> tuple[int, ...]:
 
 
 def _shortened(text: str) -> str:
-    """Keep both ends, because a request's intent stands in one of them."""
+    """Keep both ends, one of which states a request's intent."""
     if len(text) <= _MOST_CHARS:
         return text
     half = _MOST_CHARS // 2
@@ -151,7 +149,7 @@ TO_BE_JUDGED = "to be judged"
 
 
 class ModelRouter:
-    """A router. Its decisions belong to one event loop's thread and never fail."""
+    """Decides on one event loop's thread, and never fails."""
 
     def __init__(self, options: RouterOptions) -> None:
         self.options = options
@@ -159,7 +157,7 @@ class ModelRouter:
         self._examples: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Rows]] = (
             weakref.WeakKeyDictionary()
         )
-        """Embeddings of the examples, computed once per model."""
+        """Computed once per model."""
 
     @property
     def name(self) -> str:
@@ -168,7 +166,7 @@ class ModelRouter:
     async def decide(
         self, facts: RouterInput, caller: RouterCaller, *, model_of: ModelOf, count: CountTokens
     ) -> RouteDecision:
-        """A cascade chooses its small route if that is to be tried."""
+        """Choose a cascade's small route if it is to be tried."""
         way = self.options.way
         if isinstance(way, Rules):
             rule = await asyncio.to_thread(by_rules, way.rules, facts, lambda: count(facts))

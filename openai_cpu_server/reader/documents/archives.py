@@ -1,4 +1,4 @@
-"""Documents that are ZIP archives of XML, and workbooks."""
+"""ZIP archives of XML, and workbooks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_ODF = "application/vnd.oasis.opendocument."
 
 
 def archive_blocks(data: bytes) -> Iterator[str]:
-    """Yield the text of a document that is a ZIP archive. Raises InvalidRequest."""
+    """Yield the text. Raises InvalidRequest."""
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
     except (zipfile.BadZipFile, ValueError, EOFError):
@@ -77,7 +77,7 @@ _DRAWN = re.compile(r"(chart|diagram|threadedComment|comment)s?/?(?:data|chart|\
 
 
 def _drawn(name: str, data: bytes) -> Iterator[str]:
-    """Text of a chart, of a diagram or of comments, which the libraries leave out."""
+    """Text of charts, diagrams and comments, which the libraries leave out."""
     match = _DRAWN.search(name)
     if match is None or re.search(r"diagrams/(?!data)|charts/(?!chart)", name):
         return
@@ -233,7 +233,7 @@ _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([\w-]{2,40})"
 
 
 def markdown(data: bytes) -> str:
-    """Return the text of an HTML document, without its scripts and styles."""
+    """Leave out scripts and styles of HTML."""
     import justhtml
 
     source: str | bytes = data  # the library finds the encoding

@@ -10,7 +10,7 @@ from openai_cpu_server.errors import InvalidRequest
 class DocumentKind(NamedTuple):
     names: str
     extra: str
-    """Extra of the package that reads it, or "" for none."""
+    """Extra of the package that reads it, or ""."""
     content: str
 
 
@@ -40,7 +40,7 @@ UNKNOWN = (
     f"({', '.join(kind.names for kind in KINDS[1:-1])})"
 )
 MOST_NAMED = 100
-"""Attached files and pictures of one place that are looked at."""
+"""Attached files and pictures in one place."""
 
 
 class AttachedFile(NamedTuple):
@@ -49,7 +49,7 @@ class AttachedFile(NamedTuple):
 
 
 Block = Union[str, int, AttachedFile]
-"""Text, the number of a page that is a picture, or a file within the document."""
+"""Text, the number of a pictured page, or a file within the document."""
 
 
 def unreadable(why: str) -> InvalidRequest:

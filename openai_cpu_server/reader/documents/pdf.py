@@ -14,10 +14,10 @@ from openai_cpu_server.reader.documents.blocks import MOST_NAMED, AttachedFile, 
 from openai_cpu_server.reader.documents.pdf_tables import TextRun, text_with_tables
 
 _PAGE_SIDE = 1536
-"""Longest side of a page in pixels, at which small print can be read."""
+"""Longest side in pixels, which keeps small print readable."""
 
 _HYPHEN = re.compile("[\x02\ufffe]\r?\n?")
-"""Written by PDFium for a hyphen at the end of a line, whose word goes on."""
+"""PDFium's mark of a word's hyphenation at a line end."""
 
 
 def opened_pdf(data: bytes) -> Any:
@@ -32,7 +32,7 @@ def opened_pdf(data: bytes) -> Any:
 
 
 def pdf_blocks(data: bytes) -> Iterator[Block]:
-    """Yield the pages, then the attached files. Raises InvalidRequest."""
+    """Yield pages, then attached files. Raises InvalidRequest."""
     import pypdfium2.raw as pdfium
 
     has_content = False
@@ -83,7 +83,6 @@ def _page(pdf: Any, number: int) -> Iterator[Block]:
 
 
 def _text_runs(textpage: Any, text: str) -> list[TextRun]:
-    """Look for each text behind the one before."""
     runs, at = list[TextRun](), 0
     for index in range(textpage.count_rects()):
         left, bottom, right, top = textpage.get_rect(index)
@@ -101,7 +100,7 @@ def _text_runs(textpage: Any, text: str) -> list[TextRun]:
 
 
 def _is_readable(text: str) -> bool:
-    """Fonts without a meaning of their glyphs give private or unknown characters."""
+    """Fonts without Unicode mappings give private or unknown characters."""
     unknown = sum(1 for letter in text if letter == "\ufffd" or "\ue000" <= letter <= "\uf8ff")
     return 2 * unknown < len(text) or (unknown < len(text) <= 8)
 
@@ -138,7 +137,7 @@ def _field(form: Any, annotation: Any) -> Iterator[str]:
 
 
 def _string(call: Callable[..., int], *arguments: Any) -> str:
-    """Two calls, of which the first returns the size in bytes."""
+    """Call twice; the first call returns the size in bytes."""
     num_bytes = call(*arguments, None, 0)
     buffer = (ctypes.c_ushort * (num_bytes // 2 + 1))()
     call(*arguments, buffer, num_bytes)

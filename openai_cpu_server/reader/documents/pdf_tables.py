@@ -1,5 +1,5 @@
-"""Tables of a page, by the places of its texts. Programs draw them in any order, such as by columns, and
-PDFium reads them in that order. Text in columns, as of a newspaper, keeps its order."""
+"""Tables of a page, by the places of its texts, because programs may draw cells in any order. Columns of a
+newspaper keep their order."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from statistics import mean
 from typing import NamedTuple
 
 _MOST_RUNS = 2_000
-"""A page with more has hardly tables, and the work grows with their number."""
+"""Limit of the work. Pages with more runs hardly have tables."""
 _GAP = 1.0
-"""Least distance between cells, in heights of a line. Words of justified lines are nearer."""
+"""Least distance of cells, in line heights. Words of justified lines are nearer."""
 _LONGEST_MEAN = 20
-"""Characters of a mean cell in the narrowest column. Each column of a newspaper has more."""
+"""Mean characters in a table's narrowest column. Newspaper columns have more."""
 _FARTHEST_ROW = 2.5
-"""Distance of rows, in heights of a line."""
+"""In line heights."""
 
 
 class TextRun(NamedTuple):
-    """Text without a break on one line."""
+    """Unbroken text on one line."""
 
     left: float
     bottom: float
     right: float
     top: float
     start: int
-    """Place in the page's text."""
+    """Index into the page's text."""
     end: int
 
     @property
@@ -44,7 +44,7 @@ _Span = tuple[float, float]
 
 
 def text_with_tables(text: str, runs: Sequence[TextRun]) -> str:
-    """Replace each table by its rows. `runs`: in the order of the text."""
+    """Replace tables by rows. `runs`: in the text's order."""
     if len(runs) > _MOST_RUNS:
         return text
     tables = {min(run.start for run in _runs(table)): table for table in _tables(_lines(runs), text)}
@@ -67,7 +67,7 @@ def _runs(table: Sequence[_Line]) -> Iterator[TextRun]:
 
 
 def _lines(runs: Sequence[TextRun]) -> list[_Line]:
-    """From the top of the page, each with its cells from the left."""
+    """Return lines from the top, with cells from the left."""
     found: list[list[TextRun]] = []
     for run in sorted(runs, key=lambda run: -run.middle):
         if found and abs(found[-1][0].middle - run.middle) < 0.4 * min(found[-1][0].height, run.height):
@@ -88,7 +88,7 @@ def _cells(line: Sequence[TextRun]) -> _Line:
 
 
 def _tables(lines: Sequence[_Line], text: str) -> Iterator[list[_Line]]:
-    """Yield near lines whose cells stand in at least two columns."""
+    """Yield near lines with cells in at least two columns."""
     table: list[_Line] = []
     columns: list[_Span] = []
     for line in lines:
@@ -102,7 +102,7 @@ def _tables(lines: Sequence[_Line], text: str) -> Iterator[list[_Line]]:
 
 
 def _continues(last: _Line, columns: Sequence[_Span], line: _Line) -> bool:
-    """`columns`: those of the table that ends with `last`."""
+    """`columns`: those of the table that `last` ends."""
     before, run = last[0][0], line[0][0]
     is_near = before.middle - run.middle < _FARTHEST_ROW * max(before.height, run.height)
     return is_near and len(_columns([line], columns)) >= max(2, len(columns) - (len(line) > 1))

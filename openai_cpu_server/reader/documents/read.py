@@ -1,4 +1,4 @@
-"""Recognition of documents by their content, and their text."""
+"""Recognition of documents by content, and their text."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ from openai_cpu_server.reader.messages import DocumentRead
 
 _PDF, _PDF_WITHIN = b"%PDF-", 1024
 _DEEPEST = 2
-"""Attached files of attached files are read, and not theirs."""
+"""Depth of nested attachments."""
 
 
 def document_parts(data: bytes, *, most_chars: int, charset: str = "") -> DocumentRead:
-    """Return the text of a document. `charset`: that of plain text as its client names it. Raises
-    InvalidRequest."""
+    """`charset`: that of plain text, as the client names it. Raises InvalidRequest."""
     parts, left = list[str | int](), most_chars
     for block in _flat(_contained(_blocks(data, charset)), 0):
         left -= len(block) if isinstance(block, str) else 0
@@ -44,7 +43,7 @@ def document_parts(data: bytes, *, most_chars: int, charset: str = "") -> Docume
 
 
 def _flat(blocks: Iterator[Block], depth: int) -> Iterator[str | int]:
-    """Put the text of attached files in their place, or the reason why one cannot be read."""
+    """Insert the text of attached files, or why they cannot be read."""
     for block in blocks:
         if not isinstance(block, AttachedFile):
             yield block
@@ -107,7 +106,7 @@ def _blocks(data: bytes, charset: str) -> Iterator[Block]:
 _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _CONTROLS = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 _NO_CHARSETS = frozenset(("idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape"))
-"""Codecs of Python that no client means, some of which are slow."""
+"""Python codecs that no client means, some of them slow."""
 
 
 def _plain_text(data: bytes, charset: str) -> str:
@@ -163,7 +162,7 @@ def _rtf(data: bytes) -> Iterator[str]:
 
 
 def _compound(data: bytes) -> Iterator[str]:
-    """OLE2, of Office until 2003 and of encrypted files."""
+    """OLE2: Office until 2003, and encrypted files."""
     for stream, why in (
         ("EncryptedPackage", "the document is encrypted"),
         ("WordDocument", "this is a Word document of the old kind (.doc), which can be saved as .docx"),
@@ -179,7 +178,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def _notebook(data: bytes) -> list[str] | None:
-    """Return the cells of a Jupyter notebook, or None if it is another JSON file."""
+    """Return the cells, or None for other JSON."""
     with contextlib.suppress(ValueError, RecursionError, AttributeError, TypeError, LookupError):
         book = json.loads(data)
         cells = book.get("cells") or [cell for sheet in book["worksheets"] for cell in sheet["cells"]]

@@ -1,4 +1,4 @@
-"""Workloads by the names that `--workloads` takes, in the order in which they run."""
+"""Workloads by the names of `--workloads`, in order."""
 
 from __future__ import annotations
 

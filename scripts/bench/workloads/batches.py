@@ -44,7 +44,7 @@ class BatchRun:
         return percentile(first_token_times(self.traces), percent)
 
     def gap_s(self, percent: float) -> float:
-        """Return a percentile of the inter-token latency; 100 is the longest stall after a first token."""
+        """Return a percentile of inter-token latency; 100 is the longest stall."""
         gaps = [gap for trace in self.traces for gap in trace.gaps_s]
         return percentile(gaps, percent) if gaps else 0.0
 
@@ -70,7 +70,7 @@ class Size:
 def questions(
     prompts: Prompts, prompt_tokens: int, lengths: Sequence[int], *seed: object
 ) -> list[BenchRequest]:
-    """Return a request per answer length, the same for every server. No two prompts share a prefix."""
+    """Return a request per answer length, equal for all servers, without shared prefixes."""
     return [
         BenchRequest(prompt=prompts.question(prompt_tokens, *seed, i), max_tokens=length, seed=i)
         for i, length in enumerate(lengths)
@@ -82,7 +82,7 @@ def clients_in_words(count: int) -> str:
 
 
 def run_batch(server: Server, requests: Sequence[BenchRequest], num_clients: int) -> BatchRun:
-    """Run the requests in a closed loop. Raises LoadFailed."""
+    """Run a closed loop. Raises LoadFailed."""
     return _run(server, lambda clients: clients.closed_loop(requests, num_clients))
 
 
@@ -145,7 +145,7 @@ def chat(bench: Bench) -> WorkloadResult:
 
 
 def prefix(bench: Bench) -> WorkloadResult:
-    """All requests begin with one long prompt, which should be computed once."""
+    """One long prefix of all requests should be computed once."""
     size = Size(48, 16, 45, 16, shared_tokens=1080)
     if bench.is_quick:
         size = Size(24, 8, 22, 8, shared_tokens=540)
@@ -206,7 +206,7 @@ def bursts(bench: Bench) -> WorkloadResult:
 
 
 def unequal(bench: Bench) -> WorkloadResult:
-    """Half of the answers are short and half are long. Static batching waits for the longest."""
+    """Short and long answers in halves; static batching waits for the longest."""
     short, long = ((2, 9), (60, 80)) if bench.is_quick else ((2, 9), (501, 600))
     size = Size(12, 4, 20, long[1]) if bench.is_quick else Size(24, 8, 40, long[1])
 

@@ -1,5 +1,5 @@
-"""*clients*: output tokens/s over the number of clients, with prompts that share nothing, and a server's
-CPU use meanwhile (of ours: engine and API apart)."""
+"""*clients*: output tokens/s over the number of clients, without shared prompts, and the server's CPU use (of
+ours: engine and API apart)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_REQUESTS = 4
 
 @dataclass(frozen=True)
 class Point:
-    """Number of clients, with the factor by which our server should be faster than others."""
+    """Number of clients, and the factor by which ours should be faster."""
 
     clients: int
     openvino: float
@@ -30,7 +30,7 @@ QUICK = (Point(1, 1.0, 1.0), Point(8, 1.0, 1.4))
 
 @dataclass(frozen=True)
 class PointRun:
-    """`first_s` and `others_s`: CPU seconds of a server's first process, and of those that it has started."""
+    """`first_s` and `others_s`: CPU seconds of a server's first process, and of its children."""
 
     batch: BatchRun
     first_s: float
@@ -50,7 +50,7 @@ def run(bench: Bench) -> WorkloadResult:
     room = Room(pool_tokens=_POOL_TOKENS, request_tokens=prompt_tokens + output_tokens)
 
     def measure_point(server: Server, clients: int, number: int) -> PointRun:
-        """Three requests for two clients: prompts are read while others decode."""
+        """Use three requests for two clients: prompts are read while others decode."""
         lengths = [output_tokens] * max(_LEAST_REQUESTS, 3 * clients // 2)
         requests = questions(bench.prompts, prompt_tokens, lengths, "clients", number, clients)
         before = cpu_by_process(server.pid)

@@ -1,4 +1,4 @@
-"""*heads*: a prediction head on and off, with a known share of right drafts, by the number of clients."""
+"""*heads*: a prediction head on and off, with known shares of right drafts, by the number of clients."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _PROMPT_TOKENS = 64
 _LLAMA_SERVER = ("llama-server-best", "llama-server")
 """Peers with heads of their own, the better one first."""
 _OWN_COPY, _PEERS_COPY = ("--huge-pages",), ("--load-mode", "none")
-"""Idle servers keep their weights. Systems that return idle pages (DAMON) would drop a mapped file."""
+"""Systems that return idle pages (DAMON) would drop idle servers' mapped files."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Number of clients with a request of this length each, and the factors that are the goals."""
+    """Clients with a request of this length each, and the goals' factors."""
 
     clients: int
     tokens: int
@@ -54,8 +54,8 @@ Runs = dict[int, BatchRun]
 
 
 def run(name: str, shape: str, points: Sequence[Point], bench: Bench) -> WorkloadResult:
-    """All servers run at the same time, idle but for one, and take turns at each number of clients. A
-    machine that gets slower meanwhile disturbs all of them alike."""
+    """Run all servers at once, idle but for one in turns, so that a machine that gets slower disturbs all
+    alike."""
     if bench.is_quick:
         shape, points = "50m-head", QUICK
     models = {share: made_head_model(shape, _TYPE, share) for share in _SHARES}
@@ -131,7 +131,7 @@ def _started(bench: Bench, contest: Contest[Runs], stack: ExitStack) -> Iterator
 
 
 def _measured(server: Server, point: Point, number: int) -> BatchRun:
-    """Every number of clients has other prompts in each round, and all servers have the same."""
+    """Use other prompts for each number of clients and round, equal for all servers."""
     seed = ("heads", number, point.clients)
     requests = questions(RandomPrompts(), _PROMPT_TOKENS, [point.tokens] * point.clients, *seed)
     return run_batch(server, requests, point.clients)
@@ -160,7 +160,7 @@ def _draft_lines(contest: Contest[Runs], point: Point) -> tuple[Line, Line]:
 
 
 def _goals(contest: Contest[Runs], lines: dict[Point, Line]) -> Iterator[Goal]:
-    """Yield the goals, by servers and numbers of clients."""
+    """Yield goals by servers and numbers of clients."""
     right, wrong = map(_right, _SHARES)
     pairs: tuple[tuple[str, str, Callable[[Point], float]], ...] = (
         (right, "off", lambda point: point.right),

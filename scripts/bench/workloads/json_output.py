@@ -1,4 +1,4 @@
-"""*json*: cost of answers that follow a schema, against free text of the same lengths."""
+"""*json*: cost of answers that follow a schema, against free text of equal lengths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.traffic import Trace
 from bench.workloads.batches import BatchRun, Size, run_batch
 
 _LONGEST = 800
-"""More tokens than any of the schemas allows in words, and several times the usual number."""
+"""Limit above any of the schemas, several times the usual number."""
 _COMPARED = (
     "compared are equal prompts and equal numbers of output tokens, not equal texts: free text cannot be "
     "made to say the same. Overhead: the free requests' tokens per second over the constrained ones', less 1"

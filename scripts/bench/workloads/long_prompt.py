@@ -1,5 +1,5 @@
-"""*long prompt*: stalls of streams while a long prompt arrives. *prompt-N*: speed of reading one of N tokens
-while nothing else runs."""
+"""*long prompt*: stalls of streams while a long prompt arrives. *prompt-N*: speed of reading N tokens
+alone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def run_beside_16(bench: Bench) -> WorkloadResult:
-    """Use as many streams as there are slots. A hybrid memory cuts steps of unequal parts."""
+    """Use as many streams as slots. A hybrid memory cuts steps of unequal parts."""
     return _run(bench, "long-prompt-16", replace(QUICK if bench.is_quick else FULL, streams=16))
 
 
@@ -151,7 +151,7 @@ async def _measure(prompts: Prompts, size: Size, server: Server, number: int) ->
 
 
 async def _calm(size: Size, streams: Clients) -> None:
-    """Wait until all stream, or as many as the server runs at once if one of those has progressed far."""
+    """Wait until all stream, or as many as run at once if one of those has progressed far."""
     counts: list[int] = []
     while not (
         (len(counts) == size.streams and min(counts) >= _CALM_TOKENS)

@@ -1,5 +1,5 @@
-"""*memory*: memory of servers when ready and at work, and their idle CPU use; for ours also the KV cells
-of requests with a common prefix, against a full context for each."""
+"""*memory*: servers' memory when ready and at work, and idle CPU use; for ours also the KV cells of requests
+with a common prefix, against a full context for each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.servers import Contestant, Room, Server, TreeUse, Variant, cpu_by_pro
 from bench.traffic import BenchRequest
 
 _ROOM = Room(pool_tokens=16384, request_tokens=2000)
-"""For servers with 16 slots: in all as many cells as eight full contexts."""
+"""Room for eight full contexts, on servers with 16 slots."""
 _POLL_S = 0.02
 _TRIES = 50
-"""A tiny model sometimes finishes all requests between two looks, but hardly this often."""
+"""A tiny model sometimes finishes all requests between two looks."""
 _IDLE_CORES = 0.02
-"""A process that wakes a few times a second stays below; a spinning thread takes a whole core."""
+"""A process that wakes a few times a second uses less; a spinning thread a whole core."""
 _CONTEXT = 4096
 _MB = 1e6
 
@@ -51,7 +51,7 @@ FULL, QUICK = Size(40, 60, idle_s=5), Size(20, 20, idle_s=1)
 
 
 class Peak:
-    """Largest figures of our server. `pool` is from the moment when most cells were held."""
+    """Largest figures of ours; `pool` when most cells were held."""
 
     def __init__(self) -> None:
         self.pool: Pool | None = None

@@ -1,5 +1,5 @@
-"""*mixed*: interactive requests arrive by the clock while batch clients keep the machine full. Their rate
-follows a measurement: half as fast a machine gets half as many, from all servers alike."""
+"""*mixed*: interactive requests arrive by the clock while batch clients keep the machine full. A slower
+machine gets fewer, from all servers alike."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from bench.traffic import BenchRequest, Priority, Trace, described, first_token_
 _MARGIN = 1.1
 _PACE = 2.0
 _SHORTEST_S = 0.3
-"""With a shorter interval the clients would be the limit."""
+"""Clients would limit shorter intervals."""
 
 
 @dataclass(frozen=True)
 class Size:
     idle_requests: int
     ramp_s: float
-    """Time with batch clients alone before the window opens, because they all begin with prompts at once."""
+    """Time of batch clients alone before the window, because all begin with prompts at once."""
     window_s: float
     every_s: float = 1.5
-    """Mean interval between interactive requests. The other times grow with it."""
+    """Mean interval of interactive requests. The other times grow with it."""
     batch_clients: int = 8
     batch_prompt: int = 400
     batch_output: int = 100
@@ -88,7 +88,7 @@ class Window:
         return self._output_per_s(self.batch)
 
     def ttft_s(self, percent: float, priority: Priority = Priority.INTERACTIVE) -> float:
-        """Infinite if no request got a token, as in `answer_s`."""
+        """Return infinity if no request got a token, as `answer_s` does."""
         times = first_token_times(self._traces(priority))
         return percentile(times, percent) if times else math.inf
 
@@ -110,7 +110,7 @@ class Window:
 
 
 async def idle_requests(prompts: Prompts, size: Size, server: Server, number: int) -> list[Trace]:
-    """Run interactive requests, one after the other. Raises LoadFailed."""
+    """Run interactive requests one after the other. Raises LoadFailed."""
     clients = server.clients()
     requests = itertools.islice(interactive_requests(prompts, size, "idle", number), size.idle_requests)
     await clients.closed_loop(requests, 1)
@@ -119,7 +119,7 @@ async def idle_requests(prompts: Prompts, size: Size, server: Server, number: in
 
 
 def paced(bench: Bench, size: Size, contestants: Sequence[Contestant]) -> Size:
-    """Load paced by the first server that answers, as a rule ours. Raises LoadFailed if none does."""
+    """Pace the load by the first server that answers, as a rule ours. Raises LoadFailed if none does."""
     for who in contestants:
         bench.say(f"what an interactive request takes alone: {who.label}")
         try:
@@ -141,7 +141,7 @@ async def run_both(bench: Bench, size: Size, server: Server, number: int) -> Win
 
 
 def window_arrivals(bench: Bench, size: Size, number: int) -> list[float]:
-    """Return offsets below the window's length: at equal intervals, or with exponential gaps (Poisson)."""
+    """Return equal or exponential (Poisson) intervals' offsets within the window."""
     draw, offsets = random.Random(number), list[float]()
     now_s = 0.0 if bench.by_clock else draw.expovariate(1 / size.every_s)
     while now_s < size.window_s:
@@ -157,7 +157,7 @@ async def run_window(
     shorts: Iterator[BenchRequest],
     offsets: Sequence[float],
 ) -> Window:
-    """Run the load. Batch goes on until the last interactive request is answered, and is then cut off."""
+    """Cut batch off after the last interactive answer."""
     batch, interactive = server.clients(), server.clients()
     async with batch.endless(jobs, size.batch_clients):
         await asyncio.sleep(size.ramp_s)
@@ -168,7 +168,7 @@ async def run_window(
 
 
 def batch_requests(prompts: Prompts, size: Size, phase: str, number: int) -> Iterator[BenchRequest]:
-    """Yield endless requests. Phases have the same lengths but other tokens, so no phase helps another."""
+    """Yield endless requests. Phases have equal lengths but other tokens, so no phase helps another."""
     for i in itertools.count():
         yield BenchRequest(
             prompt=prompts.question(about(size.batch_prompt, "batch", i), phase, number, i),
@@ -192,7 +192,7 @@ def interactive_requests(prompts: Prompts, size: Size, phase: str, number: int) 
 class MixedRun:
     both: Window
     idle_p50_s: float | None = None
-    """This and the next are measured in the first round only, because they take as long as two windows."""
+    """Measured in the first round only, as the next, because they take as long as two windows."""
     alone_per_s: float | None = None
     """Computed tokens of batch clients alone."""
 
@@ -202,7 +202,7 @@ def run(bench: Bench) -> WorkloadResult:
     size = paced(bench, QUICK if bench.is_quick else FULL, contestants)
 
     def measure(who: Contestant, number: int) -> MixedRun:
-        """Idle, and batch alone, run apart, so that all servers enter the judged window equally fresh."""
+        """Measure idle, and batch alone, apart, so that all servers enter the judged window equally fresh."""
         idle_p50_s = alone_per_s = None
         if who.key == OURS and number == 0:
             with bench.start(who, size.room) as server:

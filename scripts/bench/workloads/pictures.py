@@ -1,5 +1,5 @@
-"""*pictures*, *sound*: a picture or a sound is encoded beside streams and short questions. The encoder has
-random weights in the shape of a real one, because its time depends on nothing else."""
+"""*pictures*, *sound*: media are encoded beside streams and short questions. The encoder has random weights,
+because its time depends only on the shape."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Size:
 FULL = Size(encoder="siglip-base", output_tokens=400)
 LARGE = Size(encoder="siglip-so400m", output_tokens=800)
 SOUND = Size(encoder="whisper-large", kind="ultravox", output_tokens=800, sound_s=29.9)
-"""A little less than Whisper's 30 s, which would make a second part of silence."""
+"""Whisper's 30 s would make a second part of silence."""
 QUICK = Size(
     encoder="tiny", output_tokens=800, before_s=0.3, every_s=0.02, pixels=128, streams=2, idle_questions=3
 )
@@ -82,7 +82,7 @@ class PicturesRun:
         return self._worst_gap_s(begin, begin + first_s(self.about))
 
     def _worst_gap_s(self, begin: float, end: float, *, is_within: bool = False) -> float:
-        """Gaps count that touch this time, or end in it."""
+        """Count gaps that touch this time, or end in it."""
         times = (pair for trace in self.streams for pair in pairwise(trace.chunk_times))
         gaps = [
             late - early for early, late in times if late > begin and (late if is_within else early) < end
@@ -110,7 +110,7 @@ def run(name: str, size: Size, quick: Size, bench: Bench) -> WorkloadResult:
     vocabulary = Vocabulary.open(bench.model)
 
     def seeing(spec: ServerSpec) -> ServerSpec:
-        """llama-server takes no token ids with a projector, so no server gets any."""
+        """Send no token ids, which llama-server rejects with a projector."""
         dialect = replace(spec.dialect, as_text=lambda tokens: vocabulary.decode(list(tokens)))
         return replace(spec.with_options("--mmproj", str(projector)), dialect=dialect)
 

@@ -1,6 +1,5 @@
-"""*throughput*: sequential against batched, over the number of clients: short questions about one long
-text. Its prompt is computed in every slot before the clock starts, so that steady operation is measured
-(*prefix* begins cold)."""
+"""*throughput*: sequential against batched, over the number of clients: short questions about one long text.
+Every slot knows it before the clock starts, for steady operation (*prefix* begins cold)."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _POOL_TOKENS = 16384
 _COMPARED_AT = 16
 _POLL_S = 0.05
 _PAUSE_S = 2.0
-"""Wait after requests were cut off: llama-server looks once a second for its clients."""
+"""llama-server looks once a second for disconnected clients."""
 _ENOUGH = 4
 
 
@@ -99,7 +98,7 @@ async def _measure(server: Server, size: Size, number: int, at_once: int | None)
 
 
 async def _speed(server: Server, size: Size, number: int, num_clients: int, enough: int) -> float:
-    """Requests/s while all clients are busy. With fewer answers than requests it would be too low."""
+    """Return requests/s while all clients are busy. Fewer answers than requests would lower it."""
     clients = server.clients()
     start = time.perf_counter()
     async with clients.endless(requests(size, number, num_clients), num_clients):
@@ -119,7 +118,7 @@ def _ends(clients: Clients) -> list[float]:
 
 
 def requests(size: Size, number: int, num_clients: int) -> Iterator[BenchRequest]:
-    """Yield endless requests of one point, or for 0 clients those that make the shared text known."""
+    """Yield endless requests, or for 0 clients those that make the shared text known."""
     shared = random_tokens(size.shared_tokens, "throughput", number)
     for i in itertools.count():
         yield BenchRequest(

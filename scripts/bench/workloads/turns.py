@@ -1,6 +1,5 @@
-"""*turns*: conversations of many turns, each with all earlier text, and the share that is not computed
-again. After the last turn the server is stopped gracefully and restarted, and each conversation goes on
-once more."""
+"""*turns*: conversations with all earlier text, and the share that is not computed again. After the last turn
+the server is gracefully restarted for one more."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ QUICK = Size(conversations=2, turns=5, system_words=40, user_words=20, answer_to
 
 
 class Conversation:
-    """Conversation in turns: each question follows the answer before, and is sent with all earlier text."""
+    """Conversation whose questions follow answers, and are sent with all earlier text."""
 
     def __init__(self, size: Size, *seed: object) -> None:
         self._size = size
@@ -67,11 +66,11 @@ class Conversation:
 
 
 Talk = list[list[Trace]]
-"""The traces of each conversation. The turn after the restart is the last."""
+"""Traces of each conversation. The turn after the restart is the last."""
 
 
 def _reused_percent(conversations: Iterable[Sequence[Trace]]) -> float:
-    """Return the share of the turn before, prompt and answer, that was not computed again."""
+    """Return the share of the previous prompt and answer that was not computed again."""
     usages = [[trace.usage for trace in traces if trace.usage] for traces in conversations]
     pairs = list(itertools.chain.from_iterable(map(itertools.pairwise, usages)))
     earlier = sum(before.prompt_tokens + before.completion_tokens for before, _ in pairs)

@@ -58,7 +58,7 @@ export async function open(id) {
   return true;
 }
 
-export function startAnew() {
+export function openNew() {
   messages.value = new Map();
   texts.clear();
   current.value = fresh();
@@ -208,7 +208,7 @@ function receiveDeletion(id) {
   discarded.add(id);
   forget(liveIn(id));
   conversations.value = conversations.peek().filter((one) => one.id !== id);
-  if (current.peek().id === id) startAnew();
+  if (current.peek().id === id) openNew();
 }
 
 async function reopen() {

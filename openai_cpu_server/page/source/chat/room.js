@@ -6,7 +6,7 @@ import { go, route } from "../shell/route.js";
 import { useShortcuts } from "../shell/shortcuts.js";
 import { answer, stop } from "./generation.js";
 import { Composer } from "./composer.js";
-import { current, keepingProblem, live, loadConversations, open, path, startAnew } from "./conversations.js";
+import { current, keepingProblem, live, loadConversations, open, openNew, path } from "./conversations.js";
 import { showsList, showsPanel, wide } from "./layout.js";
 import { Message } from "./message.js";
 import { ModelPicker } from "./model_picker.js";
@@ -21,7 +21,7 @@ export function ChatRoom() {
     document.title = title ? `${title} – openai-cpu-server` : "openai-cpu-server";
   }, [title]);
   useShortcuts("Chat", [
-    { keys: "Alt+N", label: "New conversation", run: anew },
+    { keys: "Alt+N", label: "New conversation", run: newConversation },
     { keys: "Alt+L", label: "Show or hide the conversations", run: () => (showsList.value = !showsList.value) },
     { keys: "Alt+S", label: "Show or hide the settings", run: () => (showsPanel.value = !showsPanel.value) },
     { keys: "/", label: "Go to the message field", run: focusComposer },
@@ -29,13 +29,13 @@ export function ChatRoom() {
     { keys: "Alt+R", label: "Another answer", run: again },
   ]);
   return html`<div class=${`chat ${showsList.value ? "with-list" : ""} ${showsPanel.value ? "with-panel" : ""}`}>
-    ${showsList.value && html`<${Sidebar} onNew=${anew} onClose=${() => (showsList.value = false)} />`}
+    ${showsList.value && html`<${Sidebar} onNew=${newConversation} onClose=${() => (showsList.value = false)} />`}
     <section class="talk" aria-label="Conversation">
       <header class="talk-head">
         <${IconButton} icon="menu" label="Conversations" shortcut="Alt+L" expanded=${showsList.value} onClick=${() => (showsList.value = !showsList.value)} />
         <${ModelPicker} />
         <h1 class="talk-title">${title || "New conversation"}</h1>
-        <${IconButton} icon="plus" label="New conversation" shortcut="Alt+N" onClick=${anew} />
+        <${IconButton} icon="plus" label="New conversation" shortcut="Alt+N" onClick=${newConversation} />
         <${IconButton} icon="sliders" label="Settings" shortcut="Alt+S" expanded=${showsPanel.value} onClick=${() => (showsPanel.value = !showsPanel.value)} />
       </header>
       ${keepingProblem.value && html`<p class="banner warn" role="alert">${keepingProblem.value}</p>`}
@@ -54,7 +54,7 @@ function useOpenedByAddress() {
   }, []);
   useEffect(() => {
     if (id && id !== current.peek().id) open(id).then((found) => found || go("chat", null, { replace: true }));
-    if (!id && !current.peek().isFresh) startAnew();
+    if (!id && !current.peek().isFresh) openNew();
   }, [id]);
   const { isFresh, id: opened } = current.value;
   useEffect(() => {
@@ -62,9 +62,9 @@ function useOpenedByAddress() {
   }, [isFresh, opened]);
 }
 
-export function anew() {
+function newConversation() {
   go("chat");
-  startAnew();
+  openNew();
   if (!wide.matches) showsList.value = false;
   focusComposer();
 }
