@@ -1,7 +1,4 @@
-"""The API: one folder per family, and the parts that families share.
-
-`application` lists families and administration, and builds one ASGI application from a server's `state`.
-`server/` and each API replica call it. A family defines its bodies and answers; `generation/` handles models
-and `http/` clients. Promises: a route costs one file, and a family costs one folder and one line of
-`application`. Streams are server-sent events; `ollama` has a route of its own for lines of JSON.
-"""
+"""The API: one folder per family, and the parts that families share. `application` lists families and
+administration, and builds one ASGI application from a server's `state`. A family defines its bodies and
+answers; `generation/` handles models and `http/` clients. Promises: a route costs one file, and a family
+costs one folder and one line of `application`."""

@@ -1,5 +1,5 @@
-"""The table of routes, from which the router, access checks, body limits and the OpenAPI document are
-made. Each route is a decorator on its handler; `api/application.py` lists the routers."""
+"""Table of routes, from which the router, access checks, body limits and the OpenAPI document are made. Each
+route is a decorator on its handler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from openai_cpu_server.http.parse import Body
 
 JsonSchema = dict[str, object]
 BatchHandler = Callable[[bytes, RequestContext], Awaitable[bytes]]
-"""Answers a row of a batch job with a complete body."""
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 P = TypeVar("P")
 
@@ -38,7 +37,7 @@ class ApiRoute:
     tag: str
     _: KW_ONLY
     aliases: tuple[str, ...] = ()
-    """Further paths. Batches know only the first."""
+    """Further paths, unknown to batches."""
     body: type[Body] | None = None
     body_media: str = "application/json"
     form: JsonSchema | None = None
@@ -53,11 +52,11 @@ class ApiRoute:
     events: tuple[type[msgspec.Struct], ...] = ()
     error: type[msgspec.Struct] = ErrorObject
     errors: tuple[int, ...] = ()
-    """Statuses beside those that follow from the body, the key and the path."""
+    """Beside those that follow from the body, the key and the path."""
     batched: Callable[[Any], BatchHandler] | None = None
-    """Answers batch rows with this path, or None if they are not allowed."""
+    """Answers batch rows, or None if they are not allowed."""
     handler: Callable[..., Awaitable[Any]] | None = None
-    """Method of the router's class. Set by the decorator."""
+    """Set by the decorator."""
 
     def __call__(self, handler: Handler) -> Handler:
         handler.__dict__[_ROUTES] = [
@@ -89,11 +88,9 @@ class ApiRoute:
 model_route = partial(
     ApiRoute, "POST", access=CALLS, streams=True, errors=(404, 408, 429, CLIENT_GONE, 500, 503)
 )
-"""Route of calls to a model."""
 
 
 def routes_of(router: Callable[..., Any]) -> tuple[ApiRoute, ...]:
-    """Return the routes that decorate methods of this class."""
     return tuple(route for method in vars(router).values() for route in getattr(method, _ROUTES, ()))
 
 
@@ -105,7 +102,7 @@ class ApiRouter(Generic[P]):
     is_served: Callable[[P], bool] = lambda _: True
     is_hidden: Callable[[P], bool] = lambda _: False
     shape: ErrorShape | None = None
-    """Form of failures on their paths and below, or None for OpenAI's."""
+    """Failures on their paths and below, or None for OpenAI's."""
 
     @cached_property
     def rows(self) -> tuple[ApiRoute, ...]:

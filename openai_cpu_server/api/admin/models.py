@@ -1,5 +1,3 @@
-"""`/v1/models`: names of models, and loading and unloading for administrators."""
-
 from __future__ import annotations
 
 import asyncio
@@ -36,16 +34,15 @@ from openai_cpu_server.models.served import ServedModel
 logger = logging.getLogger(__name__)
 
 CODEX = "client_version"
-"""Query parameter that Codex sends."""
 _ACCEPTED = 202
 _AT_ONCE_S = 0.05
-"""Failures within this time are reported to a caller that does not wait."""
+"""Failures this early reach a caller that does not wait."""
 _WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
-    """Limit for prompt and output together."""
+    """Prompt and output together."""
     context_trained: int
     parameters: int
     size_bytes: int
@@ -69,7 +66,7 @@ class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float
     frequency_penalty: float
     max_output_tokens: int | None
-    """Output limit, or None for the rest of the context."""
+    """Null for the rest of the context."""
 
 
 class Modalities(msgspec.Struct, frozen=True):
@@ -90,18 +87,18 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "openai-cpu-server"
     parent: str | None
-    """Model itself, if this is an adapter or an alias."""
+    """The model itself for an adapter or alias."""
     kind: str
-    """`generates`, `embeds`, `reranks`, or `routes` (chooses another model for each request)."""
+    """`generates`, `embeds`, `reranks`, or `routes` (to other models)."""
     state: str
     """`ready`, `loading`, `asleep` (loaded by a request), `failed`, or another state of `/health`."""
     reason: str | None
     memory_bytes: int | None
-    """Resident memory of the process, or None without one."""
+    """Resident. None without a process."""
     meta: ModelMeta | None
-    """Unknown (None) for a router, while the only model is loading, or if the file cannot be read."""
+    """Null for a router, while the only model is loading, or if the file is unreadable."""
     sampling: DefaultSampling | None = None
-    """Default parameters, or None if it does not generate or its file has not been read."""
+    """Null if it does not generate or its file has not been read."""
     architecture: Modalities = Modalities(("text",))
     routes: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """Routers only: model by route."""
@@ -122,7 +119,7 @@ class CodexModel(msgspec.Struct, frozen=True, kw_only=True):
     display_name: str
     description: str
     priority: int
-    """Lower values come first in the list."""
+    """Lower values come first."""
     context_window: int | None
     truncation_policy: TruncationPolicy
     supported_reasoning_levels: list[dict[str, str]]
@@ -152,14 +149,14 @@ You are a coding agent that works in the user's folder.
 - Change files with the tool `apply_patch`. Change as little as the task needs.
 - When a command or a patch fails, read what it says and try another way.
 - When the task is done, say in a few words what you did."""
-"""Replaces Codex' own instructions, whose thousands of tokens take a CPU a minute or more."""
+"""Replaces Codex' own instructions, whose thousands of tokens take a CPU a minute."""
 _EFFORTS = {"low": "Thinks little", "medium": "Thinks more", "high": "Thinks as much as it likes"}
 _RESULT_TOKENS = 10_000
 
 
 class PullBody(Body):
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    """`hf:OWNER/REPO[:QUANT]` or a name listed by the command `models`. It becomes the name of the model."""
+    """`hf:OWNER/REPO[:QUANT]` or a name of the command `models`, also the model's later name."""
     stream: bool = False
 
 
@@ -185,7 +182,7 @@ async def pull_to_end(store: ModelStore, name: str) -> None:
 
 
 async def _pull_events(store: ModelStore, name: str, request: Request) -> AsyncIterator[bytes]:
-    """The status is already sent, so a failure is in the last event."""
+    """Report a failure in the last event, because the status is already sent."""
     try:
         async for step in store.pull(name):
             yield events([Chunk(msgspec.json.encode(step))])
@@ -388,7 +385,6 @@ def available_card(model: AvailableModel) -> ModelCard:
 
 
 def codex_model(name: str, place: int, model: ServedModel | None = None) -> CodexModel:
-    """`model`: None if its file has not been read."""
     info = model.engine.info if model is not None else None
     thinks = model is not None and model.thinking is not None
     context = info.context_limit if info else None
@@ -424,7 +420,6 @@ def router_card(name: str, router: ModelRouter, allowed: Collection[str] | None)
 
 
 def _flags(request: Request, *names: str) -> list[bool | None]:
-    """Return None for absent parameters."""
     for name in request.query_params:
         if name not in names:
             raise InvalidRequest(f"Unknown parameter '{name}'.", param=name, code="unknown_parameter")

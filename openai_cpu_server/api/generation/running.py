@@ -1,5 +1,3 @@
-"""Live calls: streamed or collected, limited in time, and counted at their end."""
-
 from __future__ import annotations
 
 import asyncio
@@ -31,7 +29,7 @@ from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 
 def limit_time(work: Generation | Embedding, request_log: RequestLog, *limits_s: float | None) -> None:
-    """Apply the shortest limit, counted from the call's arrival."""
+    """Apply the shortest limit, counted from arrival."""
     timeout_s = min((limit_s for limit_s in limits_s if limit_s is not None), default=None)
     if timeout_s is not None:
         elapsed_s = time.monotonic() - request_log.started_s
@@ -39,7 +37,7 @@ def limit_time(work: Generation | Embedding, request_log: RequestLog, *limits_s:
 
 
 _AT_ONCE = 32
-"""Events after which other tasks of the event loop run."""
+"""Events after which other tasks run."""
 
 
 class TimedEvent(NamedTuple):
@@ -77,7 +75,7 @@ _MOST_FACTS = 131_072
 
 @dataclass
 class AnswerRecorder:
-    """Recorder that passes all events to `keep` if all requests end."""
+    """Passes all events to `keep` if all requests end."""
 
     num_unfinished: int
     keep: Callable[[Sequence[TokenEvent]], None]
@@ -123,7 +121,7 @@ def chunks_of(item: StreamItem, renderer: Renderer) -> Sequence[Chunk]:
 
 @dataclass
 class AnswerStream:
-    """Items of a stream, the last of which is the done marker or the error. Transports encode them."""
+    """Items of a stream, the last of which is the done marker or the error."""
 
     items: AsyncIterator[StreamItem]
     renderer: Renderer
@@ -181,7 +179,7 @@ class OpenCall(Protocol):
 
 
 _ENDED_BYTES = 512 * 1024
-"""Room for some 1,000 ids."""
+"""Some 1,000 ids."""
 
 
 class RunningCalls:
@@ -214,17 +212,17 @@ class RunningCalls:
 
 _DEAR_S = 1.0
 _REFUSALS_BYTES = 2**20
-"""Room for some 1,500 grammars."""
+"""Some 1,500 grammars."""
 
 
 class _GrammarRefusal(NamedTuple):
     message: str
     num_tokens: int
-    """Length of the output at which the grammar failed. Shorter outputs may succeed."""
+    """Output length at the failure. Shorter outputs may succeed."""
 
 
 class GrammarRefusals:
-    """Grammars that took more than a second to fail are refused at once from then on."""
+    """Grammars that took over a second to fail are refused at once from then on."""
 
     def __init__(self) -> None:
         self._refusals = LruCache[_GrammarRefusal](_REFUSALS_BYTES)
@@ -302,7 +300,7 @@ class RunningCall:
         return {**self.call.headers, **more}
 
     def cancel(self) -> None:
-        """Cancel the call, so that its reader gets RequestCancelled."""
+        """End the reader with RequestCancelled."""
         self.model.engine.cancel(self.call.id)
 
     def stop(self) -> None:
@@ -339,7 +337,7 @@ class RunningCall:
             raise
 
     async def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
-        """Yield all that a streaming client gets, as it comes. Raises the call's error."""
+        """Yield a streaming client's items as they come. Raises the call's error."""
         news = QueueNews(time.monotonic, every_time=self.call.details.progress)
         if chunks := renderer.begin():
             yield chunks
@@ -379,7 +377,6 @@ class RunningCall:
         return renderer.prompt(news.id, progress, self.figures) or news
 
     async def hold(self) -> list[TimedEvent]:
-        """Return all events, without progress."""
         events = []
         with self._blaming_grammar():
             async for event in self.generation:
@@ -389,7 +386,7 @@ class RunningCall:
         return events
 
     async def gather(self) -> dict[str, GatheredAnswer]:
-        """Return the whole answers by request id. Raises the call's error."""
+        """Return whole answers by request id. Raises the call's error."""
         answers = {request.id: GatheredAnswer() for request in self.call.requests}
         with self._blaming_grammar():
             async for event in self.generation:
@@ -415,7 +412,7 @@ class QueueNews:
         self.is_over = False
 
     def is_due(self, news: QueuePlace | ModelLoading) -> bool:
-        """Return True if this is to be sent now, and count it as sent."""
+        """Count news as sent if due."""
         if self.is_over or isinstance(news, ModelLoading):
             return not self.is_over
         now_s = self._clock()
@@ -427,7 +424,7 @@ class QueueNews:
 
 
 class Tally:
-    """Counter of a call's events. Its creation marks the submission."""
+    """Counter whose creation marks the submission."""
 
     def __init__(self, call: ResolvedRequest) -> None:
         self._call = call
@@ -444,7 +441,7 @@ class Tally:
         return time.monotonic() - (self._first_event_s or self._submitted_s)
 
     def note(self, event: TokenEvent, arrived_s: float) -> None:
-        """Count an event. `arrived_s`: arrival from the engine, which a slow reader does not delay."""
+        """`arrived_s`: arrival from the engine, which a slow reader does not delay."""
         if self._first_event_s is None:
             self._first_event_s = arrived_s
         num_tokens = len(event.tokens)
@@ -473,7 +470,7 @@ class Tally:
         )
 
     def ended(self, figures: Figures, *, began_s: float, model: str) -> EndedCall:
-        """Summarize the call. `began_s`: arrival of its request."""
+        """`began_s`: arrival of its request."""
         first_s, adapter = self._first_event_s, self._call.requests[0].adapter
         return EndedCall(
             figures=figures,

@@ -34,7 +34,7 @@ _SAME_NAMES = (
     "min_tokens",
     "ignore_eos",
 )
-"""Fields with one name in bodies and contract, whose default stands for absent ones."""
+"""Same name in bodies and contract, whose default stands for absent ones."""
 _CONVERTED = ("seed", "top_k", "logit_bias", "top_n_sigma", "stop_token_ids", "repetition_penalty")
 _DRY = {
     "multiplier": "multiplier",
@@ -77,7 +77,7 @@ def sampling_sent(body: Body) -> frozenset[str]:
 
 
 def with_defaults(params: GenerationParams, model: ModelDefaults, preset: SamplingValues) -> Sampling:
-    """Fill in unsent fields. Greedy requests get no penalties but those of the `preset`."""
+    """Fill in unsent fields. Greedy requests get no penalties but the `preset`'s."""
     usual = model.over(params.defaults)
     if "temperature" in params.sent and params.sampling.temperature == 0:
         usual = {name: value for name, value in usual.items() if not name.endswith("_penalty")}
@@ -97,12 +97,12 @@ def _dry(body: Body) -> DryPenalty | None:
 
 
 def is_seed(seed: int | None) -> TypeGuard[int]:
-    """Return False for -1, which means any seed in llama-server and vLLM."""
+    """Reject -1, which means any seed in llama-server and vLLM."""
     return seed is not None and seed != -1
 
 
 def for_model(params: GenerationParams, tokenizer: Tokenizer, *, vocab_size: int) -> Sampling:
-    """Resolve texts to tokens. Raises InvalidRequest for ids outside of the vocabulary."""
+    """Resolve texts to tokens. Raises InvalidRequest for ids outside the vocabulary."""
     texts = [one.token for one in params.biases if isinstance(one.token, str)]
     encoded = iter(tokenizer.encode_all(texts, add_special=False, parse_special=False) if texts else ())
     bias, forbidden = dict(params.sampling.logit_bias), _bad_words(params.bad_words, tokenizer)
@@ -118,7 +118,7 @@ def for_model(params: GenerationParams, tokenizer: Tokenizer, *, vocab_size: int
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Tokenize each word at the beginning of a text and, if that takes as many tokens, behind a blank."""
+    """Tokenize each word at a text's beginning and, if that takes as many tokens, behind a blank."""
     texts = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
     encoded = tokenizer.encode_all(texts, add_special=False, parse_special=False) if texts else []
     rows: list[tuple[int, ...]] = []
@@ -146,8 +146,8 @@ class OutputBudget(NamedTuple):
 def output_budget(
     params: GenerationParams, prompt_tokens: int, info: ModelInfo, options: ApiOptions, usual: int | None
 ) -> OutputBudget:
-    """Return the limit of a choice. `usual`: limit for requests that name none, or None. Raises
-    InvalidRequest beyond the server's limits, PromptTooLong beyond the context."""
+    """Return a choice's limit. `usual`: for requests that name none. Raises InvalidRequest beyond the
+    server's limits, PromptTooLong beyond the context."""
     context, max_output = info.context_limit, options.output_token_cap
     limit, path = params.max_tokens, params.prompt.path
     if options.max_prompt_tokens is not None and prompt_tokens > options.max_prompt_tokens:
@@ -219,9 +219,9 @@ _FIELDS_OF: Mapping[str, tuple[str, ...]] = {
     "temperature": ("temperature",),
 }
 CHAIN = tuple(_FIELDS_OF)
-"""Samplers in the only order of application, which is llama-server's own."""
+"""Samplers in the only order of application, llama-server's own."""
 _WITHOUT_SAMPLER = ("infill", "tfs_z", "adaptive_p")
-"""Names from clients without a sampler here, named in a header."""
+"""Samplers that are missing here, named in a header."""
 _BY_LETTER = dict(zip("edskypmxtia", (*CHAIN, "infill", "adaptive_p"), strict=True))
 _SPELLINGS = {
     "typical": "typ_p",

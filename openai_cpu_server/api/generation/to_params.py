@@ -1,4 +1,4 @@
-"""Conversion of the fields that families share into parts of a `GenerationParams`."""
+"""Conversion of the families' common fields to `GenerationParams`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def one_form(forms: Iterator[FormParam]) -> FormParam | None:
 
 
 def schema_form(schema: JsonObject | str, path: str, *, strict: bool = True, field: str = "") -> FormParam:
-    """Build the form. `field`: object that selects the schema, if there is one. Raises InvalidRequest."""
+    """`field`: object that selects the schema, if any. Raises InvalidRequest."""
     whole = _parsed(schema, path) if isinstance(schema, str) else schema
     return FormParam(path, lambda grammars: grammars.of_schema(whole, path, strict=strict), field or path)
 
@@ -121,7 +121,7 @@ def _forms(body: GenerationBody) -> Iterator[FormParam]:
 
 _OF_TAGS = ("format", "structures", "triggers")
 _TYPES = {**dict.fromkeys(_OF_TAGS, "structural_tag"), "json_schema": "json_schema", "shape": "json_object"}
-"""Type of a format that each field needs."""
+"""Needed type of a format."""
 
 
 def _format_forms(wanted: ResponseFormat) -> Iterator[FormParam]:
@@ -159,7 +159,7 @@ def _structured_output_forms(wanted: StructuredOutputs) -> Iterator[FormParam]:
 
 
 def _parsed(text: str, path: str) -> JsonObject:
-    """Parse an object that is sent as text, as vLLM accepts it. Raises InvalidRequest, TooManyValues."""
+    """Parse an object sent as text, as vLLM accepts it. Raises InvalidRequest, TooManyValues."""
     check_json_size(text.encode(errors="surrogatepass"))
     try:
         schema = pydantic_core.from_json(text, allow_inf_nan=False)
@@ -180,7 +180,7 @@ def adapted_names(names: Sequence[str], messages: Sequence[MessageParam]) -> Ign
 def shared_params(
     body: SharedBody, prompt: ConversationParam | PromptsParam, *, id_prefix: str, form: FormParam | None
 ) -> GenerationParams:
-    """Convert the shared fields, with the `service_tier` of chat. Raises InvalidRequest."""
+    """Convert with the `service_tier` of chat. Raises InvalidRequest."""
     return GenerationParams(
         id_prefix=id_prefix,
         prompt=prompt,
@@ -242,7 +242,7 @@ _OURS = frozenset(
 """Template variables that a request cannot set."""
 T = TypeVar("T")
 Sent = tuple[str, T]
-"""Path and value of a field that the client has sent."""
+"""Path and value."""
 
 
 def reasoning_param(

@@ -1,5 +1,3 @@
-"""Pure conversion of Ollama's bodies to a `GenerationParams`."""
-
 from __future__ import annotations
 
 import base64
@@ -186,7 +184,7 @@ def _calls(
 
 
 def _answered(name: str | None, open_calls: list[tuple[str, str]], index: int) -> str:
-    """Return the id of the first open call of this function, or of any."""
+    """Prefer an open call of this function to any."""
     found = next((call for call in open_calls if name in (None, call[1])), None)
     if found is None:
         return f"result_{index}"

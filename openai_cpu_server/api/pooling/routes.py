@@ -1,5 +1,3 @@
-"""Common path of calls that embed or score: parse, choose the model, resolve, submit, answer."""
-
 from __future__ import annotations
 
 import time
@@ -84,7 +82,7 @@ class PoolingRoute(Generic[B]):
     async def _started(
         self, data: bytes, context: RequestContext
     ) -> tuple[schema.PoolingCall, Embedding, ChosenModel]:
-        """A model may be replaced between choosing and submitting, so it is chosen again."""
+        """Choose again if the model is replaced before submitting."""
         while True:
             call, chosen = await self._resolved(data, context.caller)
             await context.reservation.reserve(prompt_tokens=call.work.num_tokens, output_tokens=0)

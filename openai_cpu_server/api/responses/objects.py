@@ -1,5 +1,3 @@
-"""The response object of the Responses API, as it is shown and stored."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -154,7 +152,7 @@ def ended(
     now_s: int,
     ended_by: EndedBy = msgspec.UNSET,
 ) -> ResponseObject:
-    """`is_whole`: the response was not cut by a limit of tokens. `ended_by`: reason of another end."""
+    """`is_whole`: no limit of tokens cut the response. `ended_by`: reason of another end."""
     status = ResponseStatus.COMPLETED if is_whole else ResponseStatus.INCOMPLETE
     return msgspec.structs.replace(
         response,
@@ -167,7 +165,7 @@ def ended(
 
 
 def failed(response: ResponseObject, output: Sequence[OutputItem], error: ErrorObject) -> ResponseObject:
-    """Return the response with its output so far, and one of the few codes that OpenAI's clients know."""
+    """Keep the output so far, and use one of the few codes that OpenAI's clients know."""
     is_limit = error.error.code == _LIMIT
     return msgspec.structs.replace(
         response,

@@ -1,4 +1,4 @@
-"""Response whose model calls MCP tools, in generations until no call is left or the client must act."""
+"""Generations until no MCP call is left or the client must act."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class ToolLoop:
     first: GenerationParams
     max_calls: int | None
     listed: frozenset[str]
-    """Servers whose tools the conversation has listed already."""
+    """Servers whose tools the conversation has listed."""
     approved: Sequence[AnsweredCall]
     running: RunningCall
     service: GenerationService
@@ -202,7 +202,7 @@ class ToolLoop:
         return await self.running.gather()
 
     async def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
-        """Yield the events of all rounds. Raises errors of generations, and those of its own end."""
+        """Yield all rounds' events. Raises errors of generations, and those of its own end."""
         assert isinstance(renderer, ResponseStream), "only responses have such tools"
         stream = renderer
         yield [*stream.begin(), *self._before(stream)]
@@ -267,12 +267,12 @@ class ToolLoop:
 
     @property
     def _left_tokens(self) -> int | None:
-        """Tokens left of the client's `max_tokens`, or None."""
+        """Return what is left of the client's `max_tokens`, or None."""
         limit = self.first.max_tokens
         return None if limit is None else limit.tokens - self.figures.output_tokens
 
     async def _start_round(self, stream: ResponseStream) -> None:
-        """Results that exceed the context are replaced by an error."""
+        """Replace results that exceed the context by an error."""
         items = stream.output.of_round
         try:
             await self._begin(self._following(stream, items))
@@ -332,7 +332,7 @@ class ToolLoop:
 
 
 class _Round(Renderer):
-    """Renderer of one of several generations. The stream begins before the first and ends after the last."""
+    """Renderer of one generation. The stream begins before the first and ends after the last."""
 
     def __init__(self, stream: ResponseStream) -> None:
         self._stream = stream
