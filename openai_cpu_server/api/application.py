@@ -1,4 +1,4 @@
-"""API as one ASGI application. The caller owns the engine."""
+"""ASGI application of the API. The caller owns the engine."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ServedApplication(NamedTuple):
     settle: Callable[[], Awaitable[None]]
     """Await after the engines' end, before the jobs' database closes."""
     bodies: BodyBudget
-    """Charged by the web server for incomplete messages."""
+    """Budget that the web server charges for incomplete messages."""
 
 
 def create_api(

@@ -126,7 +126,7 @@ class AppState(NamedTuple):
     mcp: McpServers | None
     """Callable MCP servers. If None, no URL may name one either."""
     at_end: list[Callable[[], Awaitable[None]]]
-    """Awaited after the engines' end. Rooms add to them when they are built."""
+    """Actions to await after the engines' end. Rooms add to them when they are built."""
 
     @property
     def sockets(self) -> SocketState:

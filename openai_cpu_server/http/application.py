@@ -58,7 +58,7 @@ def application(
 
 
 def _cors(origins: Collection[str], headers: Sequence[str]) -> list[Middleware]:
-    """Go around the entrance, because preflights carry no key and pages may read errors too."""
+    """Stays outside the entrance, because preflights carry no key and pages may read errors too."""
     if not origins:
         return []
     return [

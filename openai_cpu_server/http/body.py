@@ -1,5 +1,3 @@
-"""Limits, reading and parsing of request bodies."""
-
 from __future__ import annotations
 
 import contextlib
@@ -28,7 +26,7 @@ T = TypeVar("T")
 
 _THREADS_FOR_OTHERS = 2
 INLINE_BYTES = 2048
-"""Parsed, rendered and tokenised within a millisecond; a thread costs 0.2 ms."""
+"""Size that is parsed, rendered and tokenised within a millisecond; a thread costs 0.2 ms."""
 
 _LARGE_BYTES = 64 * 1024
 _HUGE_BYTES = 4 * 1024 * 1024
@@ -90,7 +88,7 @@ _lanes: RunVar[dict[ThreadKind, ThreadLane]] = RunVar("thread_lanes")
 
 
 async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
-    """Run work that never waits, in a thread unless the body is small. Raises NativePanic."""
+    """Run work that never waits, inline for a small body. Raises NativePanic."""
     if num_bytes <= INLINE_BYTES:
         return _contained(work)
     sizes = {ThreadKind.HUGE: _HUGE_BYTES, ThreadKind.LARGE: _LARGE_BYTES}
@@ -99,7 +97,7 @@ async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
 
 
 async def in_thread(work: Callable[[], T], *, is_slow: bool = False, kind: ThreadKind | None = None) -> T:
-    """Run work that may wait for a reader; slow work waits only for slow work. Raises NativePanic."""
+    """Run work that may wait for a reader. Raises NativePanic."""
     kind = kind or (ThreadKind.SLOW if is_slow else ThreadKind.QUICK)
     return await thread_lane(kind).run(partial(_contained, work))
 
@@ -185,7 +183,7 @@ async def check_announced(scope: Scope, receive: Receive, max_bytes: int) -> Non
 
 
 async def _drain(receive: Receive) -> None:
-    """A client that still sends would see a reset instead of the response."""
+    """Keep a sending client from a reset instead of the response."""
     with anyio.move_on_after(_DRAIN_S):
         while (await receive()).get("more_body", False):
             pass

@@ -1,5 +1,3 @@
-"""Request while it is served."""
-
 from __future__ import annotations
 
 import logging
@@ -218,8 +216,8 @@ class Caller(msgspec.Struct, frozen=True):
         return self.progress_header == "true"
 
     def priority(self, *, field: str | None = None, tier: str | None = None) -> Priority:
-        """Prefer our `field` to OpenAI's `tier`, up to the key's best. Raises InvalidRequest, also for a
-        value that is overridden."""
+        """Prefer our `field` to OpenAI's `tier`, up to the key's best. Raises InvalidRequest, also for an
+        overridden value."""
         from_header = _named(self.priority_header, PRIORITY_HEADER)
         from_field = _named(field, "priority")
         from_tier = _BY_TIER.get(tier) if tier is not None else None
@@ -246,16 +244,16 @@ def _named(label: str | None, param: str) -> Priority | None:
 
 @dataclass
 class RequestContext:
-    """State from the gate to the end, also of a message or a batch row."""
+    """State from the gate to the end, also for a message or batch row."""
 
     request_log: RequestLog
     caller: Caller
     reservation: Reservation
     body: BodyQuota = field(default_factory=lambda: BodyQuota(BodyBudget(0), 0))
     credentials: Credentials | None = None
-    """Accepted by the gate, or None for a message or row."""
+    """Credentials of the gate, or None for a message or row."""
     timeout_s: float | None = None
-    """Includes waiting, or None."""
+    """Limit that includes waiting, or None."""
     lenient: bool = False
     """True ignores bodies' unknown fields."""
 
@@ -280,7 +278,6 @@ class RequestContext:
     def inner(
         self, origin: ended.RequestOrigin, *, id: str | None = None, path: str | None = None
     ) -> RequestContext:
-        """Log a call within this request separately."""
         request_log = self.request_log.inner(origin, id=id, path=path)
         request_log.client = self.request_log.client
         return RequestContext(request_log, self.caller, self.reservation, timeout_s=self.timeout_s)
@@ -297,7 +294,7 @@ def context_of(scope: Scope) -> RequestContext:
 
 
 def limit_headers_of(scope: Scope) -> dict[str, str]:
-    """Empty for a request that is not metered or not admitted."""
+    """Return no headers for an unmetered or rejected request."""
     context = scope.get(_CONTEXT)
     return context.limit_headers if isinstance(context, RequestContext) else {}
 
@@ -320,7 +317,7 @@ async def served(
     has_left: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[ServedRequest]:
     """Serve a request without its own response, such as a WebSocket message, and store a failure. `end` is
-    called after the reservation has ended."""
+    called after the reservation."""
     reservations = AsyncExitStack()
     request = ServedRequest(reservations)
     try:

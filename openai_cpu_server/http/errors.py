@@ -110,7 +110,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def is_internal(error: Exception) -> bool:
-    """True sends details to the log and not to the client."""
+    """Decide whether details go to the log alone."""
     return failure_of(error).code == INTERNAL.code
 
 

@@ -26,7 +26,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _CHUNK_BYTES = 64 * 1024
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _LOCAL = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b:1::/48", "fec0::/10")))
-"""Python takes them for public: IPv4 addresses, local NAT64, site-local."""
+"""Networks that Python takes for public: IPv4 in IPv6, local NAT64, site-local."""
 _NETWORKS = tuple(
     map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"))
 )
@@ -42,7 +42,7 @@ class Fetched(NamedTuple):
     timeout_s: float
     """Total, redirects included."""
     hosts: tuple[str, ...] = ()
-    """Allowed although private, as `HOST` or `HOST:PORT`; by default with the scheme's port."""
+    """Hosts that may be private, as `HOST` or `HOST:PORT`; by default the scheme's port."""
 
 
 async def fetch_url(source: Fetched) -> bytes:
@@ -97,7 +97,7 @@ def _checked(source: Fetched, url: str) -> urllib.parse.SplitResult:
 
 
 def _is_own(source: Fetched, parts: urllib.parse.SplitResult) -> bool:
-    """True for the operator's own hosts, which may have private addresses."""
+    """Recognize the operator's own hosts, which may be private."""
     usual = 443 if parts.scheme == "https" else 80
     for named in source.hosts:
         host = urllib.parse.urlsplit(f"//{named}")
@@ -178,7 +178,7 @@ def is_near(address: str, host: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Return True only if an IPv4 address inside an IPv6 address is public, too."""
+    """Check an IPv4 address inside an IPv6 address, too."""
     one = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(one, ipaddress.IPv6Address):
         if any(one in network for network in _LOCAL):

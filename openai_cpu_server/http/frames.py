@@ -14,12 +14,12 @@ from openai_cpu_server.http.server import ConnectionLimits, Timer
 _MAX_FRAGMENTS = 4096
 _BAD_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _READ_BYTES = 16 * 1024
-"""At most 2,700 frames per turn of the event loop, about 20 ms."""
+"""Size of at most 2,700 frames, which take about 20 ms."""
 
 
 class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     """WebSocket that ends if its client does not read, or if a message is late or in too many fragments.
-    Messages use the memory for bodies until the application takes them."""
+    Messages use the memory for bodies until taken."""
 
     limits: ClassVar[ConnectionLimits]
 

@@ -1,5 +1,5 @@
-"""Checks before any handler: host name, key, origin of pages, and limits. A page can point its own name at
-this machine (DNS rebinding), which only the `Host` reveals."""
+"""Checks before any handler. A page can point its own name at this machine (DNS rebinding), which only the
+`Host` reveals."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Origin(NamedTuple):
 
 
 def canonical_origin(text: str) -> str:
-    """Write an origin as browsers do, other text unchanged."""
+    """Keep text that is not an origin."""
     origin = Origin.of(text)
     return text if origin is None else str(origin)
 
@@ -144,7 +144,7 @@ def shape_at(path: str, shapes: Iterable[ErrorShape]) -> ErrorShape:
 
 
 class ErrorMiddleware:
-    """Opens each request's log entry, turns failures into responses, and ends the entry."""
+    """Opens and ends log entries, and answers failures."""
 
     def __init__(self, app: ASGIApp, *, history: RequestHistory, shapes: Sequence[ErrorShape] = ()) -> None:
         self._app = app
@@ -220,8 +220,6 @@ _SPOOLED_BYTES = 1024 * 1024
 
 
 class AuthMiddleware:
-    """Authenticates requests and enforces limits while they are served."""
-
     def __init__(self, *, keys: KeyRing, limits: RateLimits, bodies: BodyBudget, options: ApiOptions) -> None:
         self._keys = keys
         self._limits = limits

@@ -11,7 +11,7 @@ import msgspec
 class IgnoredParam(msgspec.Struct, frozen=True):
     why: str
     accepted: tuple[object, ...] = ()
-    """Honoured, or requests for nothing, and unreported."""
+    """Values honoured or requesting nothing, which are not reported."""
 
 
 class UnsupportedParam(IgnoredParam, frozen=True):
@@ -27,7 +27,7 @@ _HISTORY = UnsupportedParam("this route keeps no conversations; send all message
 HISTORY_REFUSALS: Refusals = dict.fromkeys(
     ("previous_response_id", "previous_message_id", "conversation", "thread", "continue"), _HISTORY
 )
-"""Continue stored conversations, rejected also in lenient mode."""
+"""Fields that continue a stored conversation, rejected also in lenient mode."""
 
 TIERS = ("auto", "default", "flex", "priority")
 _CACHE = "prompts that begin alike are found without hints"
@@ -58,7 +58,7 @@ LLAMA_SERVER_HINTS: Hints = {
         IgnoredParam("the model's template decides how its output is read"),
     ),
 }
-"""Sent on all routes by clients of llama-server, its own page included."""
+"""Fields that clients of llama-server, its own page included, send on all routes."""
 LLAMA_SERVER_REFUSALS: Refusals = {
     "mirostat": UnsupportedParam(_NO_SAMPLER, (0,)),
     "dynatemp_range": UnsupportedParam(_NO_SAMPLER, (0, 0.0)),

@@ -37,7 +37,7 @@ Amount = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one key, or None for none."""
+    """Limits of one key, or None for no limit."""
 
     requests_per_minute: Amount | None = None
     tokens_per_minute: Amount | None = None
@@ -45,7 +45,7 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     concurrent: Amount | None = None
     """Calls at once in this process."""
     batch_tokens_per_day: Amount | None = None
-    """Batch rows, which no other limit counts."""
+    """Counts batch rows, which no other limit does."""
     stored_mb: Amount | None = None
     """Files, results of batches, responses and conversations."""
     files: Amount | None = None
@@ -121,7 +121,7 @@ VISITOR = Key(name="", digest=b"", scopes=frozenset({Scope.INFERENCE, Scope.METR
 class Metering(enum.Enum):
     NONE = "none"
     REQUESTS = "requests"
-    """Excluded from `concurrent`, because it waits for a call that counts there."""
+    """Counts per minute alone, because it waits for a call in `concurrent`."""
     WORK = "work"
     """Counts in `concurrent` too."""
     CALLS = "calls"
@@ -133,7 +133,7 @@ class Callers(enum.Enum):
     PROBES = "probes"
     """Health checks, unlogged and answered even beyond the limit of connections."""
     GATEWAYS = "gateways"
-    """Frequent readers of several servers, unlogged, without a key under `--open-to-gateways`."""
+    """Frequent readers of several servers, unlogged and keyless under `--open-to-gateways`."""
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +185,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """Read a file. Raises StartupError, in one line that never repeats the file's values."""
+    """Read a file. Raises StartupError, which never repeats its values."""
     try:
         entries = msgspec.toml.decode(path.read_bytes(), type=_File).keys
         _check(entries)
@@ -303,7 +303,7 @@ class ClientKind(enum.Enum):
 
 
 class Client(msgspec.Struct, frozen=True):
-    """Participant in the scheduler's fair turns, whose label returns with live requests."""
+    """Participant in the scheduler's fair turns. Its label returns with live requests."""
 
     kind: ClientKind
     name: str
@@ -333,7 +333,7 @@ class Client(msgspec.Struct, frozen=True):
         return f"{self.kind.value}:{self.name}"
 
     def is_owned_by(self, identity: Identity) -> bool:
-        """Let this identity see and end its requests. A body's `user` owns nothing."""
+        """A body's `user` owns nothing."""
         if identity.may(Scope.ADMIN):
             return True
         return self.kind is ClientKind.KEY and self.name == identity.holder
@@ -355,7 +355,7 @@ def account_of(identity: Identity) -> str:
 
 
 def works_for(identity: Identity) -> None:
-    """Make this task, and threads that it starts, take turns as this client."""
+    """Make this task and its threads take turns as this client."""
     label = Client.of(identity, None).label
     CALLER.set((Client.group_of(identity) or label, label))
 

@@ -1,5 +1,5 @@
-"""Limits of keys over time and for calls at once. A call's prompt and `max_tokens` must fit. The prompt is
-counted when the call begins, the real output when it ends."""
+"""A call's prompt and `max_tokens` must fit the limits. The prompt is counted when the call begins, the real
+output when it ends."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """Counts in memory while Redis is away, which does not get those counts later."""
+    """Counts in memory while Redis is away. Redis does not get those counts later."""
 
     def __init__(self, storage: _Storage, clock: Callable[[], float] = time.monotonic) -> None:
         self._storage = storage
@@ -172,7 +172,7 @@ def limit_headers(quota: Quota, window: Window, *, held: int) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Return `12ms`, `1.5s`, `6m0s` or `23h59m1s`, rounded up to milliseconds, or seconds above a minute."""
+    """Return `12ms`, `1.5s`, `6m0s` or `23h59m1s`, rounded up."""
     milliseconds = math.ceil(1000 * seconds)
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"
@@ -215,7 +215,7 @@ class RateLimits:
         return Reservation(name, allowance, account, self._meter)
 
     def row_reservation(self, key: Key | None) -> Reservation:
-        """A batch row counts only against the limit for rows."""
+        """Count a batch row only against the limit for rows."""
         if key is None or key.allowance.batch_tokens_per_day is None:
             return self.reservation(None)
         name, allowance = f"batch:{key.name}", Allowance(tokens_per_day=key.allowance.batch_tokens_per_day)
@@ -223,7 +223,7 @@ class RateLimits:
 
 
 class Reservation:
-    """Use of a key's limits by one call, whose output is counted at the end."""
+    """One call's use of limits, whose output is counted at the end."""
 
     def __init__(self, name: str, allowance: Allowance, account: _Account, meter: Meter) -> None:
         self.output_tokens = 0
@@ -269,7 +269,7 @@ class Reservation:
         await self.settle()
 
     async def settle(self) -> None:
-        """Count the output so far. The call may continue, and reserve again."""
+        """Count the output so far. The call may reserve again."""
         self._release()
         self._taken.clear()
         for quota in self._of(Unit.TOKENS):

@@ -11,7 +11,7 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.http.keys import Network
 
 _MULTIPART_BYTES = 64 * 1024
-"""Around the file in an upload's body."""
+"""Parts around the file in an upload's body."""
 
 
 class SchedulingOptions(Scheduling, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_streams_s: float = 300.0
     """Time that a named stream continues without its client and is kept after its end, or 0."""
     keep_alive_s: float = 10.0
-    """Between comments in a silent stream, or 0 for none."""
+    """Pause between comments in a silent stream, or 0 for none."""
 
     @property
     def max_upload_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Validation of request bodies. Types are strict, `null` means absent, and errors name a path."""
+"""Types are strict, `null` means absent, and errors name a path."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Table of routes, from which the router, access checks, body limits and the OpenAPI document are made. Each
-route is a decorator on its handler."""
+"""Table of routes, from which the router, access checks, body limits and the OpenAPI document are made."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ class ApiRoute:
     form: JsonSchema | None = None
     query: Mapping[str, JsonSchema] = field(default_factory=dict)
     answer: Any = None
-    """A struct, or a list of them. A tuple if it depends on the request."""
+    """Struct, or a list of them. A tuple if it depends on the request."""
     media: str = "application/json"
     status: int = 200
     streams: bool = False
@@ -52,7 +51,7 @@ class ApiRoute:
     events: tuple[type[msgspec.Struct], ...] = ()
     error: type[msgspec.Struct] = ErrorObject
     errors: tuple[int, ...] = ()
-    """Beside those that follow from the body, the key and the path."""
+    """Statuses that do not follow from the body, the key or the path."""
     batched: Callable[[Any], BatchHandler] | None = None
     """Answers batch rows, or None if they are not allowed."""
     handler: Callable[..., Awaitable[Any]] | None = None
@@ -102,7 +101,7 @@ class ApiRouter(Generic[P]):
     is_served: Callable[[P], bool] = lambda _: True
     is_hidden: Callable[[P], bool] = lambda _: False
     shape: ErrorShape | None = None
-    """Failures on their paths and below, or None for OpenAI's."""
+    """Form of failures on their paths and below, or None for OpenAI's."""
 
     @cached_property
     def rows(self) -> tuple[ApiRoute, ...]:

@@ -1,5 +1,4 @@
-"""Web server: graceful shutdown, and connections with limits of number, size and pace. `LimitedConnection`
-overrides uvicorn's internals: look here first when these change."""
+"""`LimitedConnection` overrides uvicorn's internals: look here first when these change."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def room_for_connections(wanted: int) -> int:
 _MOST_PENDING = 1024
 """Kernel's queue for `accept`."""
 ACCEPTED_AT_ONCE = 8
-"""Per turn of the event loop. Running streams wait for all of them."""
+"""Connections per turn of the event loop, for which running streams wait."""
 
 
 class Listener(uvicorn.Server):
@@ -154,7 +153,7 @@ class Complaints:
         self._num_not_logged = 0
 
     def note(self, client: tuple[str, int] | None, what: str) -> None:
-        """Log at most one line per interval, with the number of complaints since the last line."""
+        """Log one line per interval, with the number of complaints since the last."""
         self._num_not_logged += 1
         now_s = self._clock()
         if now_s < self._next_s:
@@ -191,16 +190,16 @@ EXCESS_CONNECTION = "excess_connection"
 _EXCESS_READ_S = 2.0
 """A connection beyond the limit may send its request, which is rejected."""
 _UNSENT_BYTES = 128 * 1024
-"""Accepted by the kernel before the client has room."""
+"""Bytes that the kernel accepts before the client has room."""
 _NOT_SENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int
     read_timeout_s: float
-    """Headers, from the start of the connection or the first byte."""
+    """Time for headers, from the start of the connection or the first byte."""
     write_timeout_s: float
-    """Client that does not read, after which it is dropped."""
+    """Time after which a client that does not read is dropped."""
     messages: Callable[[], BodyQuota]
     complaints: Complaints
 
@@ -255,7 +254,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._refusal = _MALFORMED
         self._field_bytes = self._num_fields = 0
         self._silent_bytes = 0
-        """Parser's buffer since its last callback."""
+        """Bytes that the parser has buffered since its last callback."""
         self._answered: RequestResponseCycle | None = None
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
@@ -324,7 +323,7 @@ class LimitedConnection(HttpToolsProtocol):
         return is_get and super()._should_upgrade()
 
     def _open_socket(self) -> None:
-        """uvicorn's WebSocket code needs ASCII here. A client with a pending response cannot upgrade."""
+        """uvicorn's WebSocket code needs ASCII. A client with a pending response cannot upgrade."""
         read = [value for name, value in self.headers if name.startswith(b"sec-websocket-")]
         if self._is_answering() or not all(map(bytes.isascii, (self.url, *read))):
             self._refuse(_MALFORMED)
@@ -413,7 +412,7 @@ class LimitedConnection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, refusal: _Refusal) -> None:
-        """Reject a request of which the application sees at most a part, and close."""
+        """Reject a request that the application sees at most in part, and close."""
         self.limits.complaints.note(self.client, refusal.message)
         self._is_over = True
         if self._is_answering() and not self._has_head:  # an earlier request gets its answer

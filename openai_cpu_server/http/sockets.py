@@ -1,4 +1,4 @@
-"""WebSocket server for all families. Each request of a socket is checked against the current keys."""
+"""Requests of a socket are checked against the current keys."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
-"""Routes that do not generate. They read what engines report. Only administrators' keys change anything, and
-polled routes are not logged."""
+"""Routes that do not generate. Only administrators' keys change anything, and polled routes are not
+logged."""

@@ -59,9 +59,9 @@ class ModelHealth(msgspec.Struct, frozen=True):
     threads_computing: int
     """Last step's, fewer if others use the cores."""
     nodes: dict[str, NodeHealth]
-    """By NUMA node, with `--numa`."""
+    """One per NUMA node, with `--numa`."""
     placement: DevicePlacement | None
-    """Parts on a device beside the CPU, or null."""
+    """Null without a device beside the CPU."""
     draft_placement: DevicePlacement | None
 
 
@@ -157,7 +157,6 @@ class HealthRoutes:
         )
 
     def _names(self, identity: Identity) -> dict[str, ServedModel]:
-        """Return the models that a client may use, by the first allowed name."""
         if identity.is_stranger:
             return {}
         allowed, names = identity.allowed_models, dict[str, ServedModel]()

@@ -42,7 +42,7 @@ _WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
-    """Prompt and output together."""
+    """Includes the output."""
     context_trained: int
     parameters: int
     size_bytes: int
@@ -94,7 +94,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """`ready`, `loading`, `asleep` (loaded by a request), `failed`, or another state of `/health`."""
     reason: str | None
     memory_bytes: int | None
-    """Resident. None without a process."""
+    """Resident memory. Null without a process."""
     meta: ModelMeta | None
     """Null for a router, while the only model is loading, or if the file is unreadable."""
     sampling: DefaultSampling | None = None
@@ -325,7 +325,7 @@ class ModelRoutes:
         return json_response(model_card(chosen))
 
     def _done(self, task: asyncio.Task[ServedModel]) -> None:
-        """Failures are logged, and callers that wait get them too."""
+        """Log a failure, which waiting callers get too."""
         self._loads.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:

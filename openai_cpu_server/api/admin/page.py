@@ -40,7 +40,7 @@ SECURITY_HEADERS = {
 
 
 class PageRoutes:
-    """Files are read at the first request, to save memory on servers without browsers."""
+    """Files are read at the first request, to save memory."""
 
     def __init__(self, state: AppState) -> None:
         self._is_served = state.options.page

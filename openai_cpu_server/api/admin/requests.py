@@ -44,7 +44,7 @@ class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the API key, else the body's `user`, else part of a key's digest. Administrators also see the
     address."""
     position: int | None
-    """Counts from 1, near the head of the queue alone."""
+    """Counts from 1, near the head alone."""
     first_token_ms: float | None
     """Estimate from now, if there is a position. Embeddings: until the first vector."""
     inputs: int | None

@@ -109,7 +109,7 @@ class KvPool(msgspec.Struct, frozen=True, kw_only=True):
     total: Amount
     used: Amount
     shared: Amount
-    """Held by several requests."""
+    """Blocks that several requests hold."""
 
 
 class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,7 +76,7 @@ class DetokenizeBody(Body):
 
 
 _MEDIA = "<__media__>"
-"""llama-server's marker of a picture or sound."""
+"""Marker of llama-server."""
 _SLICE = 10_000
 """Pieces encoded at once, because other threads wait meanwhile."""
 
@@ -250,7 +250,6 @@ def _prompt_ends(body: TokenizeBody, messages: Messages, has_marks: bool | None)
 
 
 def _applied(body: ApplyTemplateBody, params: GenerationParams, model: ServedModel) -> AppliedTemplate:
-    """Omit the token that the tokenizer adds to any prompt."""
     ends = PromptEnds(begins_answer=body.add_generation_prompt is not False)
     tokens, tokenizer = tokens_of(params, model, ends), model.tokenizer
     begins = tokenizer.adds_bos and tokens[:1] == (tokenizer.bos,)

@@ -21,7 +21,7 @@ _LISTED, _MAX_LISTED = 100, 1000
 _MOST_NAMES = 100
 _KNOWN = frozenset({"start", "end", "model", "key", "group_by", "limit", "after", "order"})
 _NAMELESS = "-"
-"""Empty name in ids. No key has this name."""
+"""Empty name, which no key has."""
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     recalled_input_tokens: int
     recalled_output_tokens: int
     cost: float | None
-    """At current prices. Null if no model in the sum has one."""
+    """Price at present. Null if no model in the sum has one."""
 
 
 class UsageList(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +129,7 @@ def _names(query: QueryParams, param: str) -> tuple[str, ...] | None:
 
 
 def _groups(query: QueryParams) -> tuple[str, ...]:
-    """Accept names separated by commas or repeated. An empty one sums up everything."""
+    """An empty name sums up everything."""
     if "group_by" not in query:
         return GROUPS
     names = {name for one in query.getlist("group_by") for name in one.split(",") if name}

@@ -34,7 +34,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def called_functions(parts: Sequence[Part]) -> list[CalledFunction | CalledCustom]:
-    """Return the calls in order. The last one's arguments or text may be cut."""
+    """Return the calls in order. The last may be cut."""
     calls: list[CalledFunction | CalledCustom] = []
     for part in parts:
         if isinstance(part, CallBegin):

@@ -138,7 +138,7 @@ class SentToolCall(shared.OpenBody):
     @model_validator(mode="before")
     @classmethod
     def _of_other_tools(cls, call: object) -> object:
-        """Convert a custom tool's call, as other services write it, to a function's."""
+        """Accept a custom tool's call, as other services write it."""
         custom = call.get("custom") if isinstance(call, dict) and call.get("type") == "custom" else None
         if not isinstance(call, dict) or not isinstance(custom, dict):
             return call

@@ -29,6 +29,7 @@ class SocketRequest(msgspec.Struct, frozen=True):
 
 class SocketCancel(msgspec.Struct, frozen=True):
     name: str
+    """Client's `request_id`, or the id in the chunks."""
 
 
 def read_message(data: bytes) -> Union[SocketRequest, SocketCancel]:
@@ -126,7 +127,7 @@ class ChatExchange:
             request.cancel()
 
     async def _refuse(self, error: Exception) -> None:
-        """Answer a message that begins no request, and count it like a rejected POST."""
+        """Answer a message that begins no request, counted like a rejected POST."""
         request_log = self._socket.new_request_log(has_headers=True)
         async with self._socket.serving(request_log):
             with contextlib.suppress(errors.Unauthorized, errors.Forbidden):

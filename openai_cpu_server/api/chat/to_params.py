@@ -99,7 +99,7 @@ def unsupported_parts(messages: Sequence[schema.Message]) -> list[str]:
 
 
 def message_attachments(messages: Sequence[schema.Message]) -> list[Attachment]:
-    """Return all attachments. The last message's images carry a refusal for models without vision."""
+    """Attach a refusal for models without vision to the last message's images."""
     attachments: list[Attachment] = []
     for at, part, is_latest in _foreign_parts(messages):
         refusal = _unseen(part, f"{at}.type") if is_latest else None
@@ -147,7 +147,7 @@ def _misplaced(param: str, role: str) -> InvalidRequest:
 
 
 def sent_reasoning(message: schema.Message) -> str | None:
-    """Clients send reasoning back under one or all names, or as parts of the content."""
+    """Clients send it under one or all names, or as parts of the content."""
     thoughts = [
         words_in(part.fields.get("thinking") or part.fields.get("text"))
         for _, part, _ in _foreign_parts([message])

@@ -1,2 +1,2 @@
-"""Live view of the scheduler. Requests of others are shown only as counts. A slow listener loses steps and
-delays no other. Keys are checked again every second."""
+"""Live view of the scheduler, with only counts of others' requests. A slow listener loses steps and delays no
+other. Keys are checked again every second."""

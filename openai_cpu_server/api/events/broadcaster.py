@@ -91,7 +91,7 @@ MOST_OF_ADMINISTRATOR = 8
 _MAX_STEPS = 1000
 """About 4 KiB each with 16 sequences. Older ones are dropped."""
 _MAX_READ_AT_ONCE = 100
-"""Live requests read for each new request; more are read ten times a second."""
+"""Above this number live requests are read ten times a second, not for each new one."""
 _LOOK_S = 0.1
 
 
@@ -131,7 +131,7 @@ class StepBroadcaster:
         """Submission time, and whether output existed at the last look."""
         self._looked_s = 0.0
         self._live: dict[str, tuple[ServedModel, float, Sequence[LiveRequest]]] = {}
-        """Model, time and live requests of the last look, by model name."""
+        """Model, time and live requests of the last look."""
 
     def check_room(self, subscriber: Subscriber) -> None:
         num_own = self._listeners.count(subscriber)
@@ -166,7 +166,7 @@ class StepBroadcaster:
         return self._states.get(model.name)
 
     def requests_of(self, model: ServedModel) -> Sequence[LiveRequest]:
-        """Return live requests, cached briefly for all listeners."""
+        """Cache live requests briefly for all listeners."""
         now_s = self._clock()
         seen, looked_s, requests = self._live.get(model.name, (None, 0.0, ()))
         if seen is not model or now_s - looked_s >= _LOOK_S:
@@ -212,7 +212,7 @@ class StepBroadcaster:
                     self._add_output(model, part, now_s)
 
     def _add_output(self, model: ServedModel, part: TracePart, now_s: float) -> None:
-        """Output is no first token if the request had some before the stream began."""
+        """Count output as a first token unless the request had some before the stream began."""
         last_s = self._generating.get(part.id)
         self._generating[part.id] = now_s
         if last_s is not None:

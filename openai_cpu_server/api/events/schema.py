@@ -40,7 +40,7 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int
     kv_tokens_used: int
     memory_bytes: int
-    """Resident, with the mapped model file, or 0."""
+    """Resident memory with the mapped model file, or 0."""
     placement: DevicePlacement | None
     draft_placement: DevicePlacement | None
     restarts: int

@@ -1,5 +1,4 @@
-"""Stream of `GET /v1/events`: the most overdue kind first, with names only for the listener's own
-requests."""
+"""Stream of events: the most overdue kind first, with names only for the listener's own requests."""
 
 from __future__ import annotations
 
@@ -345,7 +344,6 @@ class EventListener:
         return [one for one in live if one.state is state and self.filter.owns(one.client)]
 
     def _waiting(self, model: ServedModel, status: EngineStatus) -> list[schema.Waiting]:
-        """Put requests with a position first, then the oldest."""
         state = self.hub.state_of(model) or _NO_STATE
         whys = {wait.id: wait.why for wait in state.waits}
         is_ready = status.state is EngineState.READY

@@ -26,7 +26,7 @@ from openai_cpu_server.observe.ended import AnswerUse
 
 X_CACHE = "x-cache"
 _EMBED_S = 3.0
-"""Embedding of a turn. After that its answer is computed."""
+"""Longest embedding of a turn."""
 
 
 class SimilarAnswers(NamedTuple):
@@ -36,7 +36,7 @@ class SimilarAnswers(NamedTuple):
 
 @dataclass(frozen=True)
 class AnswerLookup:
-    """Answer cache as an async context manager, owned by one event loop."""
+    """Owned by one event loop."""
 
     cache: AnswerCache
     models: ModelRegistry

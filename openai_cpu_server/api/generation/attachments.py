@@ -117,7 +117,7 @@ class AttachmentFinder:
         self._decoded = LruCache[MediaItem](_PIXEL_BYTES * options.max_pixels)
         self._texts = LruCache[tuple[Union[str, int], ...]](_MOST_CACHED_CHARS)
         self._held: WeakValueDictionary[str, MediaItem] = WeakValueDictionary()
-        """Items of `_decoded` and of open requests, by digest."""
+        """Items of `_decoded` and open requests."""
 
     async def resolve(self, params: GenerationParams, model: ServedModel, owner: str) -> GenerationParams:
         """Resolve attachments, and replace unsupported ones by text. Raises InvalidRequest,
@@ -167,7 +167,7 @@ class AttachmentFinder:
         noun: str,
     ) -> tuple[dict[str, _T], dict[str, str]]:
         """Return what `take` makes, and texts for earlier ones that are missing or too many, by mark. Pages
-        go first. Raises InvalidRequest for the question's."""
+        go first. Raises InvalidRequest."""
         most = self._options.max_items
         latest = [one for one in attached if one.is_latest]
         of_documents = [one for one in attached if isinstance(one.source, _Page)]
@@ -238,7 +238,6 @@ class AttachmentFinder:
     async def _with_documents(
         self, params: GenerationParams, model: ServedModel, owner: str, *, sees: bool
     ) -> GenerationParams:
-        """Insert the text of files, or words for earlier ones. Raises InvalidRequest."""
         files = [one for one in params.attached if one.source.kind is AttachmentKind.DOCUMENT]
         if not files:
             return params
@@ -362,7 +361,7 @@ class AttachmentFinder:
         return tuple(pieces)
 
     def _shared(self, item: _Item) -> _Item:
-        """Prefer the item that other requests hold, so that each exists once."""
+        """Share an equal item of other requests."""
         return cast("_Item", self._held.setdefault(item.digest, item))
 
     def _require_memory(self) -> None:

@@ -47,7 +47,7 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
     reason: str
     is_legacy: bool = False
     at_start: bool = False
-    """True if calls can only begin the output, whose content may contain their marker."""
+    """True if calls only begin the output, whose content may contain their marker."""
 
     functions: Mapping[str, Mapping[str, frozenset[str]]] = {}
     """Parameters written as raw text, by callable function."""
@@ -127,7 +127,7 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int = 0
     """Limit of all sequences together, or 0 if unnamed."""
     default_limit: int | None = None
-    """Limit for a client that has named none, or None."""
+    """Limit if the client names none, or None."""
     context_ends_it: bool = False
     """True if the context leaves fewer tokens than client and server allow."""
     service_tier: str | None = None
@@ -164,7 +164,6 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fingerprint(info: ModelInfo, adapter_key: str | None = None) -> str:
-    """Identify the server version, model file and adapter version."""
     facts = f"{PurePath(info.path).name}|{info.file_bytes}|{info.description}"
     if adapter_key is not None:
         facts += f"|{adapter_key}"

@@ -1,5 +1,3 @@
-"""Constraint of the output from tools, the answer's form and the reasoning."""
-
 from __future__ import annotations
 
 import urllib.parse
@@ -70,7 +68,7 @@ _MOST_JOINED = 64
 
 @dataclass
 class JoinedSchema:
-    """Properties of a tool's schema and of those that its root refers to, by JSON pointer."""
+    """Properties of a schema and of those that its root refers to, by JSON pointer."""
 
     function: FunctionParam
     root: JsonObject
@@ -137,7 +135,7 @@ class _Text(msgspec.Struct, frozen=True):
 
 
 def _text_of(schema: object, joined: JoinedSchema, depth: int = 0) -> _Text | None:
-    """Return None if the schema is not a text, or a choice may look like another scalar."""
+    """Return None if the schema is not a text, or a choice looks like another scalar."""
     if not isinstance(schema, dict) or depth > _MOST_REFERENCES:
         return None
     keywords = schema.keys() - _NOTES
@@ -181,7 +179,7 @@ def _own_text(schema: JsonObject) -> _Text | None:
 
 
 MOST_SHARES = 3.0
-"""All schemas, in limits of one: two or three seconds."""
+"""Limit of all schemas, in limits of one: two or three seconds."""
 _MOST_SETS = 512
 """Parameters come in any order up to this number of sets of written ones."""
 _NO_PARAMETERS: JsonObject = {"type": "object", "additionalProperties": False}

@@ -1,4 +1,4 @@
-"""Resolution of a `GenerationParams` for one model. Pure, runs in any thread."""
+"""Pure, runs in any thread."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def tokens_of(params: GenerationParams, model: ServedModel, ends: PromptEnds = _
 
 @dataclass
 class PromptMaker:
-    """Renderer of a conversation, whole or in part. Its creation raises InvalidRequest."""
+    """Renderer of a conversation. Creation raises InvalidRequest."""
 
     params: GenerationParams
     conversation: ConversationParam
@@ -488,7 +488,7 @@ _BLANK = "..."
 def last_turn(
     messages: Sequence[MessageParam], tokens: Callable[[Sequence[MessageParam]], tuple[int, ...]]
 ) -> LastTurn | None:
-    """Return the last user turn with its surroundings. Raises the errors of `tokens`."""
+    """Return the last user turn. Raises the errors of `tokens`."""
     users = [index for index, message in enumerate(messages) if message.role == "user"]
     if not users:
         return None

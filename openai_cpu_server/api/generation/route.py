@@ -113,7 +113,7 @@ def event_source(
 
 @dataclass(frozen=True)
 class EventStream:
-    """Response that owns its call."""
+    """Owns its call."""
 
     running: OpenCall
     renderer: Renderer
@@ -260,14 +260,14 @@ class GenerationRoute:
     async def begin(
         self, data: bytes, context: RequestContext, attempt: CascadeAttempt = WITHOUT_GUARD
     ) -> RunningCall:
-        """Submit a body. The caller must enter the call. Raises as `GenerationService.begin`."""
+        """Submit a body, as `GenerationService.begin`."""
         return await self.service.begin(await self._read(data), context, attempt)
 
     def renderer(self, running: RunningCall) -> Renderer:
         return self.family.renderer.stream(running.call, running.model.pieces)
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """Answer a body without a request of its own, such as a batch row."""
+        """Answer a body without its own request, such as a batch row."""
         params = await self._read(data)
         if params.stream:
             raise not_in_batches("stream")
@@ -308,7 +308,7 @@ async def count_tokens(
     service: GenerationService,
     answer: Callable[..., msgspec.Struct] = InputTokens,
 ) -> Response:
-    """Count a prompt's tokens, without an engine."""
+    """Count without an engine."""
     data = await streamed_body(request)
     params = await off_loop(len(data), partial(family.read, data, lenient=service.options.lenient))
     context = context_of(request.scope)

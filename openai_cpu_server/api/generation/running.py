@@ -75,8 +75,6 @@ _MOST_FACTS = 131_072
 
 @dataclass
 class AnswerRecorder:
-    """Passes all events to `keep` if all requests end."""
-
     num_unfinished: int
     keep: Callable[[Sequence[TokenEvent]], None]
     _events: list[TokenEvent] | None = field(default_factory=list)
@@ -109,7 +107,7 @@ class CachedAnswer(NamedTuple):
 
 NEWS_INTERVAL_S = 1.0
 SETTLING_S = 0.25
-"""Even on an idle server a request waits for a step."""
+"""Wait for a step, even on an idle server."""
 _UNFINISHED = "unfinished"
 
 StreamItem = Union[QueuePlace, ModelLoading, Sequence[Chunk]]
@@ -121,7 +119,7 @@ def chunks_of(item: StreamItem, renderer: Renderer) -> Sequence[Chunk]:
 
 @dataclass
 class AnswerStream:
-    """Items of a stream, the last of which is the done marker or the error."""
+    """Items, the last of which is the done marker or the error."""
 
     items: AsyncIterator[StreamItem]
     renderer: Renderer
@@ -168,10 +166,10 @@ class OpenCall(Protocol):
     def cancel(self) -> None: ...
 
     def stop(self) -> None:
-        """End the call with its output so far. Raises RequestEnded."""
+        """End with the output so far. Raises RequestEnded."""
 
     def stop_thinking(self) -> None:
-        """End the reasoning of all sequences without an answer yet. Raises NotThinking, RequestEnded."""
+        """End all reasoning that has no answer yet. Raises NotThinking, RequestEnded."""
 
     async def __aenter__(self) -> OpenCall: ...
 
@@ -254,7 +252,7 @@ def _grammar_digest(call: ResolvedRequest, model: str) -> bytes:
 
 @dataclass(eq=False)
 class RunningCall:
-    """Submitted call. Leaving it cancels what still runs, and counts the output."""
+    """Leaving it cancels what still runs, and counts the output."""
 
     call: ResolvedRequest
     generation: Generation
@@ -300,7 +298,7 @@ class RunningCall:
         return {**self.call.headers, **more}
 
     def cancel(self) -> None:
-        """End the reader with RequestCancelled."""
+        """Raise RequestCancelled in the reader."""
         self.model.engine.cancel(self.call.id)
 
     def stop(self) -> None:
@@ -320,7 +318,7 @@ class RunningCall:
 
     @property
     def figures(self) -> Figures:
-        """Figures so far, complete once every request has finished."""
+        """Complete once every request has finished."""
         return self._tally.figures(self.generation.figures)
 
     @contextmanager
@@ -337,7 +335,7 @@ class RunningCall:
             raise
 
     async def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
-        """Yield a streaming client's items as they come. Raises the call's error."""
+        """Yield items as they come. Raises the call's error."""
         news = QueueNews(time.monotonic, every_time=self.call.details.progress)
         if chunks := renderer.begin():
             yield chunks
@@ -437,7 +435,7 @@ class Tally:
 
     @property
     def elapsed_s(self) -> float:
-        """Time since the first event, or since the submission before that."""
+        """Count from the first event, or the submission before it."""
         return time.monotonic() - (self._first_event_s or self._submitted_s)
 
     def note(self, event: TokenEvent, arrived_s: float) -> None:

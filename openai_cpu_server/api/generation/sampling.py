@@ -1,4 +1,4 @@
-"""Sampling parameters and output limits. A new field needs a line here, in `schema` and in the contract."""
+"""A new field needs a line here, in `schema` and in the contract."""
 
 from __future__ import annotations
 
@@ -118,7 +118,6 @@ def for_model(params: GenerationParams, tokenizer: Tokenizer, *, vocab_size: int
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Tokenize each word at a text's beginning and, if that takes as many tokens, behind a blank."""
     texts = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
     encoded = tokenizer.encode_all(texts, add_special=False, parse_special=False) if texts else []
     rows: list[tuple[int, ...]] = []
@@ -132,7 +131,7 @@ def for_choice(sampling: Sampling, choice: int) -> Sampling:
 
 
 def check_tokens(tokens: tuple[int, ...], *, vocab_size: int, param: str) -> tuple[int, ...]:
-    """Return the tokens. Raises InvalidRequest for an id outside of the vocabulary."""
+    """Reject ids outside the vocabulary. Raises InvalidRequest."""
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         raise wrong(f"Invalid value for '{param}': token ids go from 0 to {vocab_size - 1}.", param)
     return tokens

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def _or_no_limit(value: object, info: ValidationInfo) -> object:
-    """Accept -1 for no limit in lenient mode, as clients of LM Studio and llama-server send it."""
+    """Accept -1 in lenient mode, as clients of LM Studio and llama-server send it."""
     return None if type(value) is int and value == -1 and is_lenient(info) else value
 
 
@@ -166,7 +166,7 @@ class ForeignKind(Body):
         return has_text or any(self.attached("", is_latest=False))
 
     def attached(self, at: str, *, is_latest: bool, refusal: str | None = None) -> Iterator[Attachment]:
-        """Yield the attachment, or those in its content. `refusal`: error for a model without the sense."""
+        """`refusal`: error for a model without the sense."""
         if (source := self.attachment) is not None:
             yield Attachment(source, at, self.named(at), is_latest, self.lack, refusal, f"{at}.type")
             return

@@ -1,4 +1,4 @@
-"""xgrammar's structural tags, as vLLM and SGLang take them, in one grammar."""
+"""xgrammar's structural tags, as vLLM and SGLang take them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _Tags(Body):
 
 
 class _TriggeredTags(_Tags):
-    """With `at_least_one` a tag comes before free text, as in xgrammar."""
+    """A tag comes before free text with `at_least_one`, as in xgrammar."""
 
     type: Literal["triggered_tags"]
     triggers: _Triggers

@@ -1,5 +1,3 @@
-"""Conversion of the families' common fields to `GenerationParams`."""
-
 from __future__ import annotations
 
 import re
@@ -51,7 +49,7 @@ _FOLLOWS = {
 def custom_tool(
     name: str, description: str | None, syntax: Syntax | None, path: str, grammar_path: str
 ) -> FunctionParam:
-    """Build a tool that models see as a function with one parameter, described by the grammar."""
+    """Build a function with one parameter, described by the grammar."""
     content, grammar, at = "Any text.", None, f"{grammar_path}.definition"
     if syntax is not None:
         content = f"{_FOLLOWS[syntax.syntax]}\n{syntax.definition}"
@@ -66,7 +64,7 @@ def custom_tool(
 
 
 def one_form(forms: Iterator[FormParam]) -> FormParam | None:
-    """Return the only form, or None. Raises InvalidRequest for several."""
+    """Reject several forms. Raises InvalidRequest."""
     all_forms = list(forms)
     if len(all_forms) > 1:
         first, second = all_forms[0].path, all_forms[1].path
@@ -121,7 +119,7 @@ def _forms(body: GenerationBody) -> Iterator[FormParam]:
 
 _OF_TAGS = ("format", "structures", "triggers")
 _TYPES = {**dict.fromkeys(_OF_TAGS, "structural_tag"), "json_schema": "json_schema", "shape": "json_object"}
-"""Needed type of a format."""
+"""Type of format by field."""
 
 
 def _format_forms(wanted: ResponseFormat) -> Iterator[FormParam]:
@@ -239,7 +237,7 @@ _OURS = frozenset(
     {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
     | {"raise_exception", "strftime_now", "range", "dict", "namespace", "cycler", "joiner"}
 )
-"""Template variables that a request cannot set."""
+"""Template variables that requests cannot set."""
 T = TypeVar("T")
 Sent = tuple[str, T]
 """Path and value."""
@@ -278,7 +276,7 @@ def reasoning_param(
 
 
 def thinking_of(body: ReasoningBody) -> ReasoningParam:
-    """Read the fields of a body. Raises InvalidRequest for contradictions."""
+    """Reject contradictions. Raises InvalidRequest."""
     by_budget = [(path, budget > 0) for path, budget in sent_fields(body, "reasoning.max_tokens")]
     by_type = [
         (path, kind == "enabled")

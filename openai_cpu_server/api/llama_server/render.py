@@ -32,7 +32,7 @@ class TokenProbabilities(msgspec.Struct, frozen=True):
     token: str
     bytes: tuple[int, ...]
     logprob: float
-    """Before any sampler."""
+    """Value before any sampler."""
     top_logprobs: list[TokenProbability]
 
 

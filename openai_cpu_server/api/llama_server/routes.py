@@ -56,9 +56,9 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     build_info: str
     is_sleeping: bool
     kernels: dict[str, str]
-    """Instruction set, or why it is off, as in `/health`."""
+    """Same values as in `/health`."""
     drafts_by: str
-    """Beside prompt lookup: `none`, `model`, or the kind of the prediction head."""
+    """Source beside prompt lookup: `none`, `model`, or the prediction head's kind."""
     drafting: tuple[DraftingState, ...]
     """Decisions by the number of running sequences."""
 

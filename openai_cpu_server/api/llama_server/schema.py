@@ -15,7 +15,7 @@ from openai_cpu_server.json_size import MOST_TOKENS
 from openai_cpu_server.models.defaults import SamplingValues
 
 MOST_PROBS = 100
-"""Per token. Editors and studios show ten."""
+"""Editors and studios show ten."""
 MOST_FILES = 256
 _CHATS = "it belongs to chats; '/v1/chat/completions' takes them"
 
@@ -26,7 +26,7 @@ class Biases(NamedTuple):
 
 
 def _biases(value: object) -> Biases:
-    """Read `{token: bias}` or `[[token, bias]]`. A text means each of its tokens, and `false` forbids it."""
+    """Accept a text for each of its tokens, and `false` to forbid them."""
     if not isinstance(value, (list, Mapping)):
         raise _wrong_bias()
     ids: dict[int, float] = {}

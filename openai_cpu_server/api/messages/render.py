@@ -55,7 +55,7 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def _body(sent: errors.ErrorObject, status: int) -> MessagesErrorBody:
-    """Begin as Anthropic does for a prompt that is too long, because Claude Code then shortens it."""
+    """Begin a long prompt's error as Anthropic does, because Claude Code then shortens it."""
     error, message = sent.error, sent.error.message
     if error.code == "context_length_exceeded":
         message = f"prompt is too long: {message}"
@@ -206,7 +206,7 @@ def _begins_block(part: Part, block: Part) -> bool:
 
 
 def _object(arguments: str) -> bytes:
-    """Return whole arguments as written, and a valid object from cut ones."""
+    """Return a valid object from cut arguments, whole ones as written."""
     read = partial(pydantic_core.from_json, arguments, allow_inf_nan=False)
     with suppress(ValueError):
         return arguments.encode() if isinstance(read(), dict) else b"{}"

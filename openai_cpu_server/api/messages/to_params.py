@@ -64,7 +64,7 @@ def messages_params(body: schema.MessagesBody) -> params.GenerationParams:
 
 
 def count_params(body: schema.CountBody) -> params.GenerationParams:
-    """Convert what determines the prompt's length. Raises InvalidRequest for misplaced blocks."""
+    """Convert fields that count toward the prompt. Raises InvalidRequest for misplaced blocks."""
     turns = [*_turns(body)]
     messages = [message for turn in turns for message in _messages(turn)]
     system = _placed(body.system or "", "system", within="")
@@ -99,7 +99,6 @@ def count_params(body: schema.CountBody) -> params.GenerationParams:
 
 
 def _check_whole(turn: _Turn) -> None:
-    """Reject the question's pictures and documents without content."""
     for block, at in turn.blocks:
         if isinstance(block, ForeignKind) and block.emptiness is not None:
             raise wrong(f"'{at}': {block.emptiness}.", at)

@@ -28,7 +28,7 @@ class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
     """Start of serving."""
     size: int
     digest: str
-    """Equal for equal files and server versions; not the file's digest."""
+    """Hash that is equal for equal files and server versions."""
     details: OllamaDetails
 
 
@@ -112,7 +112,7 @@ def running(chosen: ChosenModel, info: ModelInfo) -> OllamaRunning:
 
 
 def shown_model(chosen: ChosenModel) -> OllamaShown:
-    """Raise EngineUnavailable until the model has been inspected."""
+    """Describe a model. Raises EngineUnavailable until it has been inspected."""
     info, model = chosen.model.loaded(), chosen.model
     preset = chosen.preset or Preset(base=chosen.name)
     return OllamaShown(

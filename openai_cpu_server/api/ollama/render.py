@@ -147,7 +147,7 @@ class OpenCalls:
         self._arguments: list[str] = []
 
     def read(self, parts: Sequence[Part]) -> tuple[OllamaToolCall, ...]:
-        """Return the calls that are whole because another part has begun."""
+        """Return calls followed by another part."""
         done: list[OllamaToolCall] = []
         for part in parts:
             if isinstance(part, CallArguments):
@@ -195,7 +195,7 @@ class OllamaRenderer:
         return OllamaLine(model=model, created_at=now(), message=message, done=False)
 
     def unasked(self, model: str, done_reason: str) -> OllamaLine:
-        """Answer a request without a prompt, which has loaded or unloaded the model."""
+        """Answer a request that loaded or unloaded the model."""
         return msgspec.structs.replace(self.line(model), done=True, done_reason=done_reason)
 
 

@@ -49,7 +49,7 @@ class OllamaOptions(shared.OpenBody):
     }
 
     num_predict: Annotated[int, Field(ge=-2, le=COUNT.most), shared.IntegralFloat] | None = None
-    """Below 1: all that the context leaves."""
+    """Values below 1 allow all that the context leaves."""
     stop: shared.Stop | None = None
     seed: Annotated[shared.Seed, shared.IntegralFloat] | None = None
     temperature: shared.Temperature | None = None
@@ -134,7 +134,7 @@ class OllamaMessage(shared.OpenBody):
 
 class OllamaChatBody(OllamaBody):
     messages: shared.ListOf[OllamaMessage] | None = None
-    """Absent: load the model, or unload it with a `keep_alive` of 0."""
+    """Loads the model if absent, or unloads it with a `keep_alive` of 0."""
     tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 
@@ -149,7 +149,7 @@ class OllamaGenerateBody(OllamaBody):
     images: shared.ListOf[str] | None = None
     raw: bool | None = None
     context: shared.ListOf[TokenId] | None = None
-    """An earlier answer's, which this prompt continues."""
+    """Earlier answer's, which this prompt continues."""
 
 
 class OllamaShowBody(shared.OpenBody):

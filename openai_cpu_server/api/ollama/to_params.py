@@ -131,7 +131,7 @@ def _form(body: schema.OllamaBody) -> params.FormParam | None:
 
 
 def _messages(messages: Sequence[schema.OllamaMessage]) -> Iterator[params.MessageParam]:
-    """Match results to calls in order: Ollama's calls need no ids, and results only name a function."""
+    """Match results to calls in order, because Ollama needs no ids."""
     open_calls: list[tuple[str, str]] = []
     for index, message in enumerate(messages):
         content = _with_marks(message.content, message.images)

@@ -18,7 +18,7 @@ _DIGITS = 9
 """Digits that distinguish all float32 values."""
 _LOG10_OF_2 = 0.30103
 _POWERS = 10.0 ** np.arange(23)
-"""Exact in float64."""
+"""Powers that are exact in float64."""
 _ENCODER = msgspec.json.Encoder()
 
 

@@ -55,7 +55,7 @@ class PoolingRoute(Generic[B]):
         return Response(body, media_type="application/json", headers=dict(call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """Answer a body without a request of its own, such as a batch row."""
+        """Answer a body without its own request, such as a batch row."""
         call, working, chosen = await self._started(data, context)
         if call.timeout_s is not None:
             working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))

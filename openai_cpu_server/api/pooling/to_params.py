@@ -25,7 +25,7 @@ FOREIGN_TOKENS = "foreign_token_ids"
 
 
 class InputReader(msgspec.Struct, frozen=True):
-    """Inputs of at most `limit` tokens, with special ones. `keeps_end`: cut at the beginning."""
+    """Inputs of at most `limit` tokens, with special ones."""
 
     tokenizer: Tokenizer
     limit: int
@@ -60,7 +60,7 @@ class InputReader(msgspec.Struct, frozen=True):
         return self._fitted(ids, param)
 
     def pair(self, query: Sequence[int], text: Sequence[int], param: str) -> Tokens:
-        """Join a cross-encoder's query and text, of which only the text may be cut."""
+        """Join a query and a text, of which only the text may be cut."""
         marks = self.tokenizer.marks
         head = (*marks.begin, *query, *marks.between)
         length = len(head) + len(text) + len(marks.end)
@@ -70,7 +70,7 @@ class InputReader(msgspec.Struct, frozen=True):
         return _require_some((*head, *self.kept(text, max(0, room)), *marks.end), param)
 
     def mixed(self, text: MixedText, param: str) -> Tokens:
-        """Add missing special tokens around the joined texts and tokens."""
+        """Add missing special tokens around the parts."""
         if isinstance(text, str):
             return self.texts([text], [param])[0]
         marks, ids = self.tokenizer.marks, [one for one in text if isinstance(one, int)]

@@ -1,5 +1,3 @@
-"""Conversion of items to the messages of a conversation. Pure."""
-
 from __future__ import annotations
 
 import re
@@ -83,7 +81,7 @@ def to_messages(items: Iterable[ItemWithSource]) -> list[MessageParam]:
 
 
 def round_messages(items: Sequence[OutputItem], answer: EarlierAnswer | None) -> list[MessageParam]:
-    """Return one generation's messages, with the results of its MCP calls."""
+    """Include the results of MCP calls."""
     written = [
         _as_call(item) if isinstance(item, McpCallItem) else item
         for item in items
@@ -104,7 +102,7 @@ class ApprovedCall(NamedTuple):
 
 
 def approved_calls(earlier: Sequence[ItemWithSource], items: Sequence[ItemWithSource]) -> list[ApprovedCall]:
-    """Return unmade calls that the body's own `items` approve. Raises InvalidRequest."""
+    """Return unmade calls approved by the body's own `items`. Raises InvalidRequest."""
     everything = [one.item for one in (*earlier, *items)]
     requests = {one.id: one for one in everything if isinstance(one, ApprovalRequestItem)}
     made = {one.approval_request_id for one in everything if isinstance(one, McpCallItem)}
@@ -128,8 +126,7 @@ def listed_servers(items: Iterable[ItemWithSource]) -> frozenset[str]:
 
 
 def _as_functions(items: Iterable[ItemWithSource]) -> Iterator[ItemWithSource]:
-    """Convert MCP calls to function calls with outputs. An unapproved call's output is the reason; the call
-    that followed represents an approved one."""
+    """Convert MCP calls to function calls with outputs. The output of an unapproved call is the reason."""
     everything = list(items)
     answers = {
         one.item.approval_request_id
@@ -196,7 +193,7 @@ def round_attachments(items: Sequence[OutputItem]) -> Iterator[Attachment]:
 
 
 def current(items: Sequence[ItemWithSource]) -> Sequence[ItemWithSource]:
-    """Leave out items that the last summary replaces. Keep those that a following answer answers, else the
+    """Leave out items that the last summary replaces. Keep items that a following answer answers, else the
     words of users."""
     summaries = [at for at, one in enumerate(items) if isinstance(one.item, CompactionItem)]
     if not summaries:
@@ -253,7 +250,7 @@ class _AssistantTurn:
     thoughts: list[str] = field(default_factory=list)
 
     def takes(self, sourced: ItemWithSource) -> bool:
-        """Within a message, thoughts come first, then text, then calls."""
+        """Thoughts come first in a message, then text, then calls."""
         if sourced.answer is not self.answer:
             return False
         return isinstance(sourced.item, _CALLS) or not (self.texts or self.calls)

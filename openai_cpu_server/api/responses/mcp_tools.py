@@ -1,5 +1,3 @@
-"""Tools of MCP servers that one response may call."""
-
 from __future__ import annotations
 
 import asyncio
@@ -39,7 +37,7 @@ class McpTools:
     functions: Sequence[FunctionParam]
     listings: Sequence[ToolListing]
     own_servers: Sequence[McpServer]
-    """Opened by this request, and closed with it."""
+    """Request's own, closed with it."""
     limits: McpLimits
 
     def find(self, label: str, tool: str) -> OfferedTool | None:

@@ -21,7 +21,7 @@ from openai_cpu_server.jobs.records import ResponseStatus
 class ResponseInputDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int = 0
-    """Always 0, because prompts are cached without a request."""
+    """Always 0, because caching needs no request."""
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
     audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
     audio_seconds: float | msgspec.UnsetType = msgspec.UNSET

@@ -94,7 +94,6 @@ class ResponseParams(msgspec.Struct, frozen=True):
         )
 
     def without_output(self) -> ResponseParams:
-        """Return a copy that ends after prefilling."""
         return msgspec.structs.replace(self, body=self.body.model_copy(update={"max_output_tokens": 1}))
 
 
@@ -108,13 +107,12 @@ class LastResponse(msgspec.Struct, frozen=True):
 @dataclass(frozen=True)
 class ResponseReader:
     repository: ResponseRepository | None
-    """Absent (None) if this server stores no responses."""
+    """Absent (None) without stored responses."""
     options: ApiOptions
     has_mcp: bool = False
 
     @property
     def _max_bytes(self) -> int:
-        """Limit for earlier items."""
         return 2 * self.options.max_body_bytes
 
     async def read(
@@ -126,7 +124,7 @@ class ResponseReader:
         stores_by_default: bool = True,
         is_compacting: bool = False,
     ) -> ResponseParams:
-        """Raise InvalidRequest, StorageFull or DiskFull."""
+        """Return the response to make. Raises InvalidRequest, StorageFull, DiskFull."""
         reading = partial(parse, ResponsesBody, data, lenient=self.options.lenient)
         body, ignored = await off_loop(len(data), reading)
         if is_compacting:

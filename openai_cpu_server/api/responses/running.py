@@ -139,7 +139,7 @@ class RunningResponse:
         return [ItemRecord(id=item.id, content=msgspec.json.encode(item)) for item in items]
 
     def turn(self, response: ResponseObject) -> ConversationTurn | None:
-        """Return new items, or None without a conversation or after a failure or cancellation."""
+        """Return None without a conversation, or after a failure or cancellation."""
         conversation_id, conversations = self.params.adds_to, self._conversations
         is_usable = ResponseStatus(response.status) in USABLE
         if conversation_id is None or conversations is None or not is_usable:
@@ -161,7 +161,6 @@ class RunningResponse:
         return conversations.turn(conversation_id, items)
 
     async def _with_keepalives(self, items: AsyncGenerator[StreamItem, None]) -> AsyncIterator[StreamItem]:
-        """Keepalives are numbered events, sent while no items come."""
         wait_s = min(_FIRST_KEEPALIVE_S, self._keep_alive_s) or None
         async with aclosing(items):
             while self.stream.is_silent:
@@ -364,7 +363,7 @@ class Background:
         return live if live is not None and live.running.params.owner == owner else None
 
     async def close(self) -> None:
-        """Wait until running responses have stored their end, after the engines have ended."""
+        """Wait after the engines' end until running responses are stored."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
         for task in self._tasks:

@@ -1,5 +1,4 @@
-"""WebSocket of `/v1/responses`: a message is a POST's body, and the answer a stream's events. The last
-response can be continued without being stored."""
+"""A message is a POST's body. The last response can be continued without being stored."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Response as events, from parts of the output."""
-
 from __future__ import annotations
 
 import enum
@@ -208,7 +206,7 @@ class _OpenCustomCall(_OpenFunctionCall):
 
 @dataclass
 class _OpenMcpCall(_OpenItem):
-    """Call by this server, done once it has a result."""
+    """Call by this server, which ends with its result."""
 
     delta_event = "response.mcp_call_arguments.delta"
     tool: OfferedTool
@@ -278,7 +276,6 @@ class OutputWriter:
         self._open: _OpenItem | None = None
         self._done: list[OutputItem] = []
         self._num_earlier = 0
-        """Items before any output."""
         self._round_start = 0
         self._pending: list[PendingCall] = []
 
@@ -466,7 +463,7 @@ class ResponseStream(Renderer):
         return [created, self._about("response.queued")]
 
     def waiting(self, news: messages.QueuePlace | messages.ModelLoading) -> Sequence[Chunk]:
-        """Report the queue once. Later reports are keepalives, except in the background."""
+        """Report the queue once, then keepalives, except in the background."""
         if self._stage is not StreamStage.CREATED:
             return () if self.response.background else self.keepalive()
         self._stage = StreamStage.QUEUED

@@ -161,7 +161,7 @@ def _choice(body: ResponsesBody, all_names: Sequence[str]) -> tuple[ToolUse | No
 
 
 def _meant(name: str, namespace: object, all_names: Sequence[str]) -> str:
-    """A namespace may be omitted if no other tool has the name."""
+    """A namespace may be omitted before a unique name."""
     if isinstance(namespace, str):
         return namespace + items.IN_NAMESPACE + name
     found = [each for each in all_names if each.rpartition(items.IN_NAMESPACE)[2] == name]
@@ -240,7 +240,6 @@ def unsupported_names(sent: str | Sequence[schema.InputItem] | None) -> list[str
 
 
 def _check_whole(sent: str | Sequence[schema.InputItem] | None) -> None:
-    """Reject the last message's pictures and files without content."""
     last = None if not sent or isinstance(sent, str) else sent[-1]
     content = getattr(last, "content", None)
     for number, part in enumerate(content if isinstance(content, list) else ()):

@@ -1,5 +1,3 @@
-"""Generations until no MCP call is left or the client must act."""
-
 from __future__ import annotations
 
 import contextlib
@@ -86,7 +84,7 @@ class ToolCaller:
         return [AnsweredCall(*each) for each in zip(calls, (tool for tool, _ in found), answers, strict=True)]
 
     async def call_all(self, calls: Sequence[tuple[OfferedTool, str]]) -> list[McpAnswer]:
-        """Make the calls, of tools with their arguments, at the same time."""
+        """Make the calls concurrently."""
         began_s = time.monotonic()
         answers: dict[int, McpAnswer] = {}
 
@@ -120,7 +118,7 @@ class ToolCaller:
 
 @dataclass(eq=False)
 class ToolLoop:
-    """Implements `OpenCall`. Leaving the context also ends a running tool call, and closes the tools."""
+    """Implements `OpenCall`. Leaving the context ends a running tool call, and closes the tools."""
 
     first: GenerationParams
     max_calls: int | None
@@ -267,7 +265,6 @@ class ToolLoop:
 
     @property
     def _left_tokens(self) -> int | None:
-        """Return what is left of the client's `max_tokens`, or None."""
         limit = self.first.max_tokens
         return None if limit is None else limit.tokens - self.figures.output_tokens
 
@@ -332,7 +329,7 @@ class ToolLoop:
 
 
 class _Round(Renderer):
-    """Renderer of one generation. The stream begins before the first and ends after the last."""
+    """One generation of a stream that spans all."""
 
     def __init__(self, stream: ResponseStream) -> None:
         self._stream = stream
