@@ -33,7 +33,7 @@ _HUGE_BYTES = 4 * 1024 * 1024
 
 
 class ThreadLane:
-    """Clients take turns, and one client leaves some threads to others."""
+    """Clients take turns, and each leaves some threads to others."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_free = num_threads
@@ -156,7 +156,7 @@ class BodyQuota:
             raise errors.BodiesFull
 
     def holds(self, num_bytes: int) -> bool:
-        """Charge for a new size. Return False beyond the budget."""
+        """Return False beyond the budget."""
         due = self._due(num_bytes)
         if not self.budget.change(due - self.charged_bytes):
             return False
@@ -268,7 +268,7 @@ def inflated(scope: Scope, receive: Receive) -> Receive:
 
 
 class _InflatedBody:
-    """Reads the input of one piece at a time, so that a limit on pieces bounds the work."""
+    """Reads one piece at a time, so that a limit on pieces bounds the work."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

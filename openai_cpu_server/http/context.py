@@ -134,7 +134,6 @@ class RequestLog:
 
 
 def open_request_log(scope: Scope) -> RequestLog:
-    """Keep the client's request id if it is well-formed."""
     headers = Headers(scope=scope)
     client_id, parent = headers.get("x-request-id", ""), headers.get("traceparent", "")
     request_id = client_id if _SANE_ID.fullmatch(client_id) else new_request_id()
@@ -160,8 +159,6 @@ def request_log_of(scope: Scope) -> RequestLog:
 
 @dataclass(frozen=True)
 class RequestHistory:
-    """`end` is called once for each request."""
-
     telemetry: Telemetry
 
     def end(self, request_log: RequestLog) -> None:

@@ -172,7 +172,6 @@ _STATUSES = {failure.code: failure.status for failure in TABLE.values() if failu
 
 
 def status_of(body: ErrorBody) -> int:
-    """Return the status that an error in a stream lacks."""
     return _STATUSES.get(body.code or "", 400 if body.type == "invalid_request_error" else 500)
 
 

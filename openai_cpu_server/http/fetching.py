@@ -97,7 +97,6 @@ def _checked(source: Fetched, url: str) -> urllib.parse.SplitResult:
 
 
 def _is_own(source: Fetched, parts: urllib.parse.SplitResult) -> bool:
-    """Recognize the operator's own hosts, which may be private."""
     usual = 443 if parts.scheme == "https" else 80
     for named in source.hosts:
         host = urllib.parse.urlsplit(f"//{named}")

@@ -81,7 +81,6 @@ class Origin(NamedTuple):
 
 
 def canonical_origin(text: str) -> str:
-    """Keep text that is not an origin."""
     origin = Origin.of(text)
     return text if origin is None else str(origin)
 

@@ -453,7 +453,7 @@ class Credentials(msgspec.Struct, frozen=True):
         )
 
     def identity(self, keys: KeyRing) -> Identity:
-        """Check by the current keys. Raises Unauthorized, Forbidden."""
+        """Check the current keys. Raises Unauthorized, Forbidden."""
         identity = Identity(self._key(keys), self.digest, self.address)
         required = self.access.scope
         if required is None or identity.may(required) or keys.admits_strangers(self.access):

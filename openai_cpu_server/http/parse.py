@@ -168,8 +168,6 @@ class _Choice:
 
 
 def by_value(error: str | None = None, message: str | None = None) -> _Choice:
-    """Choose by the JSON type."""
-
     def names(member: Any) -> list[str]:
         while get_origin(member) is Annotated:
             member, *_ = get_args(member)

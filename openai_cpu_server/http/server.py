@@ -241,7 +241,7 @@ class Timer:
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """One timer runs while headers arrive, another while the client does not read."""
+    """Times incoming headers, and a client that does not read."""
 
     limits: ClassVar[ConnectionLimits]
 

@@ -100,7 +100,7 @@ class OpenSocket:
         return quota
 
     def new_request_log(self, *, has_headers: bool = False) -> RequestLog:
-        """`has_headers`: the last message contains a response's headers."""
+        """`has_headers`: the last message has a response's."""
         return self._handshake.request_log.inner(RequestOrigin.WEBSOCKET, has_headers=has_headers)
 
     def serving(self, request_log: RequestLog) -> AbstractAsyncContextManager[ServedRequest]:
