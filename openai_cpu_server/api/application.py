@@ -1,5 +1,4 @@
-"""API as one ASGI application, with a line for each family and each router of administration. The caller
-owns the engine."""
+"""ASGI application of the API. The caller owns the engine."""
 
 from __future__ import annotations
 
@@ -80,9 +79,9 @@ class ServedApplication(NamedTuple):
     app: Starlette
     run_row: RowRunner
     settle: Callable[[], Awaitable[None]]
-    """Shutdown, to be awaited after the engines' end and before the jobs' database is closed."""
+    """Await after the engines' end, before the jobs' database closes."""
     bodies: BodyBudget
-    """Budget for bodies, which the web server charges for incomplete messages."""
+    """Budget that the web server charges for incomplete messages."""
 
 
 def create_api(
@@ -99,8 +98,7 @@ def create_api(
     answer_lookup: AnswerLookup | None = None,
     mcp: McpServers | None = None,
 ) -> ServedApplication:
-    """Build the API. Without `keys` the options' one key applies, and without `limits` this process counts.
-    `telemetry`: the engines' one, or None to watch no steps."""
+    """Build the API. `keys`: None for the options' one key. `limits`: None to count in this process."""
     telemetry = telemetry or Telemetry.new(model=models.default.name)
     telemetry.key_of, telemetry.book = key_of, jobs.usage.add if jobs else None
     upload = None if jobs is None else partial(uploaded, jobs)

@@ -1,5 +1,3 @@
-"""State of one server that routes are built from: models, keys, limits, and services."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -35,7 +33,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def response_of(schema: type[S], record: object, **others: Any) -> S:
-    """Return a response of `others` and of the record's fields with the same names, enums by their value."""
+    """Copy the record's fields with the same names, enums by their value."""
     names = [name for name in schema.__struct_fields__ if name not in others and hasattr(record, name)]
     fields = ((name, getattr(record, name)) for name in names)
     return schema(**{name: x.value if isinstance(x, Enum) else x for name, x in fields}, **others)
@@ -54,7 +52,7 @@ def page_ends(listed: Sequence[Any]) -> dict[str, Any]:
 
 
 async def chosen_model(models: ModelRegistry, request: Request, name: str | None) -> ChosenModel:
-    """Return the model of this name, which is read first if nothing has used it."""
+    """Read a model that nothing has used."""
     allowed = context_of(request.scope).identity.allowed_models
     await ensure_served(models, name, allowed)
     return models.choose(name, allowed)
@@ -76,15 +74,15 @@ def check_query_names(request: Request, *names: str) -> None:
 
 
 FindAdapter = Callable[[AdapterSource], Adapter]
-"""Find and read the file that a client names, in any thread. Raises AdapterNotAllowed, AdapterFailed."""
+"""Find and read a client's file, in any thread. Raises AdapterNotAllowed, AdapterFailed."""
 
 
 class ModelKeeping(Protocol):
-    """Loading and unloading of models. A call without need has no effect."""
+    """A call without need has no effect."""
 
     async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
-        """Load the model, and replace it if its file has changed or `replace` is set. Raises
-        ModelTooLarge, ModelNotLoaded, EngineUnavailable."""
+        """Replace it if its file has changed or `replace` is set. Raises ModelTooLarge, ModelNotLoaded,
+        EngineUnavailable."""
         ...
 
     async def unload(self, model: ServedModel) -> None:
@@ -93,7 +91,7 @@ class ModelKeeping(Protocol):
 
 
 class ModelStore(Protocol):
-    """Set of models. Changes persist for the next start."""
+    """Changes persist for the next start."""
 
     def pull(self, name: str) -> AsyncIterator[PullStep]:
         """Yield the progress until the model is served. Requests for one model share a pull, which ends
@@ -133,15 +131,15 @@ class AppState(NamedTuple):
     history: RequestHistory
     telemetry: Telemetry
     jobs: Jobs | None
-    """Batch API and stored responses, or None without them."""
+    """Batch API and stored responses, or None."""
     answer_lookup: AnswerLookup | None
     find_adapter: FindAdapter
     keeping: ModelKeeping
     store: ModelStore | None
-    """Without it the set of models is fixed."""
+    """Fixed set of models if None."""
     generation: GenerationService
     mcp: McpServers | None
-    """Without it no MCP servers are called, and no URL may name one."""
+    """Callable MCP servers. If None, no URL may name one either."""
     at_end: list[Callable[[], Awaitable[None]]]
     """Actions to await after the engines' end. Rooms add to them when they are built."""
 

@@ -1,5 +1,3 @@
-"""ASGI application of a server's routes, behind the gates, and their OpenAPI 3.1 document."""
-
 from __future__ import annotations
 
 import functools
@@ -60,7 +58,7 @@ def application(
 
 
 def _cors(origins: Collection[str], headers: Sequence[str]) -> list[Middleware]:
-    """Added around the entrance, because preflights carry no key and pages may read errors too."""
+    """Stays outside the entrance, because preflights carry no key and pages may read errors too."""
     if not origins:
         return []
     return [
@@ -119,7 +117,7 @@ class OpenApiRoute:
 
 
 def document(rows: Sequence[ApiRoute], *, lenient: bool) -> JsonSchema:
-    """`lenient`: unknown fields are ignored, not rejected."""
+    """`lenient`: unknown fields are ignored."""
     paths: dict[str, JsonSchema] = {}
     for row in rows:
         item = paths.setdefault(row.shown_path, {})
@@ -249,5 +247,4 @@ def _answer_schemas(rows: Sequence[ApiRoute]) -> Mapping[str, object]:
 
 
 def _described(kinds: Iterable[Any]) -> tuple[tuple[JsonSchema, ...], dict[str, JsonSchema]]:
-    """Return the kinds' schemas, and those that they refer to."""
     return msgspec.json.schema_components(kinds, ref_template=_SCHEMAS + _ANSWER_NAME)

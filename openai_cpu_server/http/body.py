@@ -1,5 +1,3 @@
-"""Bodies of requests: limits of size and pace, reading, and work on them outside the event loop."""
-
 from __future__ import annotations
 
 import contextlib
@@ -28,14 +26,14 @@ T = TypeVar("T")
 
 _THREADS_FOR_OTHERS = 2
 INLINE_BYTES = 2048
-"""A body of this size is parsed, rendered and tokenised within a millisecond; a thread costs 0.2 ms."""
+"""Size that is parsed, rendered and tokenised within a millisecond; a thread costs 0.2 ms."""
 
 _LARGE_BYTES = 64 * 1024
 _HUGE_BYTES = 4 * 1024 * 1024
 
 
 class ThreadLane:
-    """Threads for one kind of work. Clients take turns, and one client leaves some threads to others."""
+    """Clients take turns, and each leaves some threads to others."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_free = num_threads
@@ -78,11 +76,11 @@ class ThreadKind(enum.Enum):
     SLOW = 8
     """A schema can take a second. Each holds the interpreter's lock for 5 ms against the event loop."""
     LARGE = 3
-    """Bodies above `_LARGE_BYTES`, whose parsing holds the interpreter's lock for milliseconds."""
+    """Parsing above `_LARGE_BYTES` holds the interpreter's lock for milliseconds."""
     HUGE = 1
-    """Bodies above `_HUGE_BYTES`, which hold it for tens of milliseconds. One at a time."""
+    """Parsing above `_HUGE_BYTES` holds it for tens of milliseconds."""
     DOCUMENT = 4
-    """Documents, each of which may compute for ten seconds: schemas and pictures need the slow threads."""
+    """A document may compute for ten seconds, while schemas and pictures need the slow threads."""
     FETCH = 16
 
 
@@ -90,7 +88,7 @@ _lanes: RunVar[dict[ThreadKind, ThreadLane]] = RunVar("thread_lanes")
 
 
 async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
-    """Run work that never waits, in a thread unless the body is small. Raises NativePanic."""
+    """Run work that never waits, inline for a small body. Raises NativePanic."""
     if num_bytes <= INLINE_BYTES:
         return _contained(work)
     sizes = {ThreadKind.HUGE: _HUGE_BYTES, ThreadKind.LARGE: _LARGE_BYTES}
@@ -99,7 +97,7 @@ async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
 
 
 async def in_thread(work: Callable[[], T], *, is_slow: bool = False, kind: ThreadKind | None = None) -> T:
-    """Run work that may wait for a reader; slow work waits only for slow work. Raises NativePanic."""
+    """Run work that may wait for a reader. Raises NativePanic."""
     kind = kind or (ThreadKind.SLOW if is_slow else ThreadKind.QUICK)
     return await thread_lane(kind).run(partial(_contained, work))
 
@@ -113,7 +111,7 @@ def thread_lane(kind: ThreadKind) -> ThreadLane:
 
 
 def _contained(work: Callable[[], T]) -> T:
-    """A panic of Rust code arrives as a BaseException, which would end the server."""
+    """Rust panics arrive as a BaseException, which would end the server."""
     try:
         return work()
     except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -123,10 +121,10 @@ def _contained(work: Callable[[], T]) -> T:
 
 
 FREE_BYTES = 64 * 1024
-"""Slow senders of large bodies then do not block ordinary requests."""
+"""Slow senders of large bodies do not block ordinary requests."""
 MOST_SMALL_BYTES = 64 * 1024
 BYTES_PER_S = 1024
-"""A body, or a message of a WebSocket, gets one more second per this many bytes."""
+"""A body or WebSocket message gets one more second per this many bytes."""
 _DRAINED_BYTES, _DRAIN_S = 8 * 1024 * 1024, 2.0
 
 
@@ -136,7 +134,7 @@ class BodyBudget:
     used_bytes: int = 0
 
     def change(self, num_bytes: int) -> bool:
-        """Reserve memory, or free it if negative. Return False if there is too little."""
+        """Negative frees memory. Return False if there is too little."""
         if num_bytes > 0 and self.used_bytes + num_bytes > self.max_bytes:
             return False
         self.used_bytes += num_bytes
@@ -146,19 +144,19 @@ class BodyBudget:
 
 @dataclass
 class BodyQuota:
-    """Budget used by one body, or by a WebSocket's messages. Bytes beyond `most_bytes` are on disk."""
+    """Memory of one body, or of a WebSocket's messages. Bytes beyond `most_bytes` are on disk."""
 
     budget: BodyBudget
     most_bytes: int
     charged_bytes: int = 0
 
     def has_grown(self, received_bytes: int) -> None:
-        """Charge for a body that has grown to this size. Raises BodiesFull."""
+        """Charge for a larger body. Raises BodiesFull."""
         if self._due(received_bytes) > self.charged_bytes and not self.holds(received_bytes):
             raise errors.BodiesFull
 
     def holds(self, num_bytes: int) -> bool:
-        """Charge for a new size, larger or smaller. Return False if the budget is used up."""
+        """Return False beyond the budget."""
         due = self._due(num_bytes)
         if not self.budget.change(due - self.charged_bytes):
             return False
@@ -174,7 +172,7 @@ class BodyQuota:
 
 
 async def check_announced(scope: Scope, receive: Receive, max_bytes: int) -> None:
-    """Check the `content-length` before the request counts against its key's limits. Raises BodyTooLarge."""
+    """Check before the request counts against its key's limits. Raises BodyTooLarge."""
     text = Headers(scope=scope).get("content-length", "")
     num_bytes = int(text) if text.isdecimal() and len(text) < 20 else 0
     if num_bytes <= max_bytes:
@@ -185,14 +183,14 @@ async def check_announced(scope: Scope, receive: Receive, max_bytes: int) -> Non
 
 
 async def _drain(receive: Receive) -> None:
-    """A client that still sends would see a reset instead of the response."""
+    """Keep a sending client from a reset instead of the response."""
     with anyio.move_on_after(_DRAIN_S):
         while (await receive()).get("more_body", False):
             pass
 
 
 async def small_body(request: Request) -> bytes:
-    """Return a body of at most `MOST_SMALL_BYTES`. Raises BodyTooLarge."""
+    """Limit the body to `MOST_SMALL_BYTES`. Raises BodyTooLarge."""
     received = bytearray()
     async for piece in request.stream():
         received += piece
@@ -203,7 +201,7 @@ async def small_body(request: Request) -> bytes:
 
 
 async def streamed_body(request: Request) -> bytes:
-    """Read without a copy, piece by piece: joining 20 MB can block the event loop for 0.1 s."""
+    """Avoid a copy: joining 20 MB can block the event loop for 0.1 s."""
     received = BytesIO()
     async for piece in request.stream():
         received.write(piece)
@@ -212,8 +210,8 @@ async def streamed_body(request: Request) -> bytes:
 
 @contextlib.asynccontextmanager
 async def form_of(request: Request, *, most_fields: int) -> AsyncIterator[FormData]:
-    """Read a form with one file at most. Raises InvalidRequest, also for a `charset` other than UTF-8: some
-    of Python's codecs fail in ways of their own."""
+    """Read a form with at most one file. Raises InvalidRequest, also for a `charset` other than UTF-8,
+    because some of Python's codecs fail differently."""
     kind, parameters = parse_options_header(request.headers.get("content-type", ""))
     if kind.lower() != b"multipart/form-data":
         raise errors.InvalidRequest("The request body must be a form (multipart/form-data).")
@@ -230,7 +228,7 @@ async def form_of(request: Request, *, most_fields: int) -> AsyncIterator[FormDa
 
 
 def paced(receive: Receive, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> Receive:
-    """Return a `receive` that raises BodyTooSlow until the body is complete, and then waits without limit."""
+    """Return a `receive` that raises BodyTooSlow until the body is complete, then waits forever."""
     ends_s = clock() + timeout_s
     is_whole = False
 
@@ -252,15 +250,15 @@ def paced(receive: Receive, timeout_s: float, clock: Callable[[], float] = time.
 
 _PLAIN, _COMPRESSED = ("", "identity"), ("gzip", "x-gzip", "deflate")
 _EITHER_HEADER = 32 + zlib.MAX_WBITS
-"""Accepts gzip and zlib headers; `deflate` is the zlib format (RFC 9110, 8.4.1.2)."""
+"""Gzip and zlib; `deflate` is the zlib format (RFC 9110, 8.4.1.2)."""
 _MOST_MEMBERS = 256
-"""Compressed bodies that follow each other in one. Each costs a copy of what follows."""
+"""Concatenated compressed bodies, each of which costs a copy of what follows."""
 _INFLATED_AT_ONCE = 128 * 1024
 """Takes half a millisecond."""
 
 
 def inflated(scope: Scope, receive: Receive) -> Receive:
-    """Return a `receive` of the decompressed body. Raises EncodingNotSupported."""
+    """Return a decompressing `receive`. Raises EncodingNotSupported."""
     encoding = ", ".join(Headers(scope=scope).getlist("content-encoding")).strip().lower()
     if encoding in _PLAIN:
         return receive
@@ -270,7 +268,7 @@ def inflated(scope: Scope, receive: Receive) -> Receive:
 
 
 class _InflatedBody:
-    """Reads only as much input as one piece needs, so that a limit on the pieces bounds the work."""
+    """Reads one piece at a time, so that a limit on pieces bounds the work."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

@@ -1,5 +1,3 @@
-"""Request while it is served: its caller, log record, limits and end."""
-
 from __future__ import annotations
 
 import logging
@@ -37,7 +35,7 @@ _OTHER_METHOD = OTHER_ROUTE = "other"
 
 @dataclass
 class RequestLog:
-    """Log record of one request. Any part of the server may add `notes`."""
+    """Any part of the server may add `notes`."""
 
     id: str
     method: str
@@ -50,12 +48,12 @@ class RequestLog:
     client: str | None = None
     """Name of the key."""
     priority: Priority | None = None
-    """Set for requests that generate or embed. A provisional value until the body is valid."""
+    """Requests that generate or embed. Provisional until the body is valid."""
     code: str | None = None
     call: ended.EndedCall | None = None
     routed: ended.RouteTaken | None = None
     has_headers: bool = True
-    """False for one of several requests in a body or a file."""
+    """False for one of several requests in a body or file."""
     answer: ended.AnswerUse | None = None
     is_quiet: bool = False
     notes: dict[str, str | int | float] = field(default_factory=dict)
@@ -106,7 +104,7 @@ class RequestLog:
         path: str | None = None,
         has_headers: bool = False,
     ) -> RequestLog:
-        """Return the log of a call within this request, with a line of its own in the same trace."""
+        """Log a call within this request separately, in the same trace."""
         return RequestLog(
             id or new_request_id(),
             "POST",
@@ -136,7 +134,6 @@ class RequestLog:
 
 
 def open_request_log(scope: Scope) -> RequestLog:
-    """Create the log entry, with the client's request id if it is well-formed."""
     headers = Headers(scope=scope)
     client_id, parent = headers.get("x-request-id", ""), headers.get("traceparent", "")
     request_id = client_id if _SANE_ID.fullmatch(client_id) else new_request_id()
@@ -162,8 +159,6 @@ def request_log_of(scope: Scope) -> RequestLog:
 
 @dataclass(frozen=True)
 class RequestHistory:
-    """Common end of all requests. `end` is called once for each."""
-
     telemetry: Telemetry
 
     def end(self, request_log: RequestLog) -> None:
@@ -206,20 +201,20 @@ class Caller(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, identity: Identity, headers: Headers, default: Priority) -> Caller:
-        """`default`: priority of the server, which the key's own overrides."""
+        """`default`: the server's, which the key's own overrides."""
         own = identity.key.priority if identity.key else None
         priority, progress = headers.get(PRIORITY_HEADER), headers.get(PROGRESS_HEADER)
         return cls(identity, priority, default if own is None else own, progress)
 
     def wants_progress(self) -> bool:
-        """Return True if the header requests progress. Raises InvalidRequest."""
+        """Read the header. Raises InvalidRequest."""
         if self.progress_header not in (None, "true", "false"):
             raise wrong_value(PROGRESS_HEADER, "'true' or 'false'")
         return self.progress_header == "true"
 
     def priority(self, *, field: str | None = None, tier: str | None = None) -> Priority:
-        """Return the priority, at most the key's best. Our `field` goes before OpenAI's `tier`. Raises
-        InvalidRequest, also for a value that is overridden."""
+        """Prefer our `field` to OpenAI's `tier`, up to the key's best. Raises InvalidRequest, also for an
+        overridden value."""
         from_header = _named(self.priority_header, PRIORITY_HEADER)
         from_field = _named(field, "priority")
         from_tier = _BY_TIER.get(tier) if tier is not None else None
@@ -228,7 +223,7 @@ class Caller(msgspec.Struct, frozen=True):
         return max(next(named, self.default_priority), best)  # the smaller one goes first
 
     def announced_priority(self) -> Priority | None:
-        """Return the priority before the body is read, or None if the header is invalid."""
+        """Return the priority before the body is read, or None for an invalid header."""
         try:
             return self.priority()
         except InvalidRequest:
@@ -246,18 +241,18 @@ def _named(label: str | None, param: str) -> Priority | None:
 
 @dataclass
 class RequestContext:
-    """State of a request from the gate to its end, also of a message or a row of a batch."""
+    """State from the gate to the end, also for a message or batch row."""
 
     request_log: RequestLog
     caller: Caller
     reservation: Reservation
     body: BodyQuota = field(default_factory=lambda: BodyQuota(BodyBudget(0), 0))
     credentials: Credentials | None = None
-    """Credentials accepted by the gate, or None for a message or row."""
+    """Credentials of the gate, or None for a message or row."""
     timeout_s: float | None = None
-    """Limit for a call, waiting included, or None."""
+    """Limit that includes waiting, or None."""
     lenient: bool = False
-    """True if unknown fields of bodies are ignored."""
+    """True ignores bodies' unknown fields."""
 
     @property
     def identity(self) -> Identity:
@@ -265,7 +260,7 @@ class RequestContext:
 
     @property
     def owner(self) -> str:
-        """Name of the owner of stored objects, or "" without a named key."""
+        """Owner of stored objects, or "" without a named key."""
         return self.identity.holder or ""
 
     @property
@@ -273,14 +268,13 @@ class RequestContext:
         return self.reservation.headers
 
     def identity_now(self, keys: KeyRing) -> Identity:
-        """Return the connection's identity by the current keys. Raises Unauthorized, Forbidden."""
+        """Check the connection by the current keys. Raises Unauthorized, Forbidden."""
         assert self.credentials is not None, "it has come through the gate"
         return self.credentials.identity(keys)
 
     def inner(
         self, origin: ended.RequestOrigin, *, id: str | None = None, path: str | None = None
     ) -> RequestContext:
-        """Return the context of a call within this request, with a log entry of its own."""
         request_log = self.request_log.inner(origin, id=id, path=path)
         request_log.client = self.request_log.client
         return RequestContext(request_log, self.caller, self.reservation, timeout_s=self.timeout_s)
@@ -297,7 +291,7 @@ def context_of(scope: Scope) -> RequestContext:
 
 
 def limit_headers_of(scope: Scope) -> dict[str, str]:
-    """Return no headers for a request that is not metered or not admitted."""
+    """Return no headers for an unmetered or rejected request."""
     context = scope.get(_CONTEXT)
     return context.limit_headers if isinstance(context, RequestContext) else {}
 
@@ -319,8 +313,8 @@ async def served(
     *,
     has_left: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[ServedRequest]:
-    """Serve a request without a response of its own, such as a message of a WebSocket. A failure is stored.
-    `end` is called once, after the reservation has ended. `has_left`: True if the client has left."""
+    """Serve a request without its own response, such as a WebSocket message, and store a failure. `end` is
+    called after the reservation."""
     reservations = AsyncExitStack()
     request = ServedRequest(reservations)
     try:

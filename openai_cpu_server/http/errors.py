@@ -1,5 +1,3 @@
-"""The table of failures, and responses that belong to no family."""
-
 from __future__ import annotations
 
 import math
@@ -23,11 +21,11 @@ class Failure(msgspec.Struct, frozen=True):
     code: str | None = None
     param: str | None = None
     may_retry: bool = True
-    """False: a header forbids clients to send the request again."""
+    """False forbids retries in a header."""
 
 
 CLIENT_GONE = 499
-"""nginx's status for a client that has left, also used for cancelled requests. SDKs do not retry it."""
+"""nginx's status, also for cancelled requests. SDKs do not retry it."""
 TABLE: Mapping[type[errors.ServerError], Failure] = {
     errors.InvalidRequest: Failure(400, "invalid_request_error"),
     errors.PromptFarTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
@@ -83,7 +81,7 @@ TABLE: Mapping[type[errors.ServerError], Failure] = {
     errors.TooManyWatchers: Failure(503, "server_error", "too_many_event_streams"),
     errors.ServerError: Failure(500, "server_error", "internal_error"),
 }
-"""OpenAI uses 408 for requests that take too long. SDKs would retry them, so a header forbids it."""
+"""SDKs would retry OpenAI's 408 for slow requests, so a header forbids it."""
 INTERNAL = TABLE[errors.ServerError]
 HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
@@ -112,7 +110,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def is_internal(error: Exception) -> bool:
-    """Return True for an internal failure, whose details go to the log and not to the client."""
+    """Decide whether details go to the log alone."""
     return failure_of(error).code == INTERNAL.code
 
 
@@ -126,13 +124,13 @@ def error_object(error: Exception, *, request_id: str) -> ErrorObject:
 
 
 def code_of(error: Exception) -> str:
-    """Return the error object's code, or else its type, both from a small set."""
+    """Return the code, or else the type, both from a small set."""
     failure = failure_of(error)
     return failure.code or failure.type
 
 
 class ErrorShape(msgspec.Struct, frozen=True):
-    """Form of failures on the paths of one API. Other paths use OpenAI's."""
+    """Failures on one API's paths. Other paths use OpenAI's form."""
 
     prefixes: tuple[str, ...]
     response: Callable[[Exception, str], Response]
@@ -155,7 +153,7 @@ class NumberedError(msgspec.Struct, frozen=True, kw_only=True):
     param: str | None
     n_prompt_tokens: Union[int, UnsetType] = UNSET
     n_ctx: Union[int, UnsetType] = UNSET
-    """Set with `exceed_context_size_error`, for clients of llama-server."""
+    """Set with `exceed_context_size_error`, for llama-server's clients."""
 
 
 class NumberedErrorObject(msgspec.Struct, frozen=True):
@@ -174,14 +172,13 @@ _STATUSES = {failure.code: failure.status for failure in TABLE.values() if failu
 
 
 def status_of(body: ErrorBody) -> int:
-    """Return the status of an error in a stream, which has none."""
     return _STATUSES.get(body.code or "", 400 if body.type == "invalid_request_error" else 500)
 
 
 def numbered(
     sent: ErrorObject, status: int | None = None, error: Exception | None = None
 ) -> NumberedErrorObject:
-    """`status`: None to derive it from the object's code."""
+    """`status`: None for the code's."""
     body = sent.error
     status = status or status_of(body)
     is_too_long = body.code == "context_length_exceeded"
@@ -251,7 +248,7 @@ def json_response(
 
 
 def page_of(query: QueryParams, *, names: frozenset[str], default: int, most: int) -> PageQuery:
-    """Return the checked query. Raises InvalidRequest, also for parameters that are not in `names`."""
+    """Check the query. Raises InvalidRequest, also for parameters that are not in `names`."""
     for name in query:
         if name not in names:
             raise errors.unknown_parameter(name)

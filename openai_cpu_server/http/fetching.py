@@ -1,4 +1,4 @@
-"""Downloads from URLs in requests, from allowed domains only and never from private addresses."""
+"""Downloads from allowed domains only, never from private addresses."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _CHUNK_BYTES = 64 * 1024
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _LOCAL = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b:1::/48", "fec0::/10")))
-"""Networks that Python takes for public: of IPv4 addresses, of local NAT64, site-local."""
+"""Networks that Python takes for public: IPv4 in IPv6, local NAT64, site-local."""
 _NETWORKS = tuple(
     map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"))
 )
-"""Private networks, with those of carriers and of VPNs."""
+"""Private networks, with those of carriers and VPNs."""
 
 
 class Fetched(NamedTuple):
     url: str
     domains: tuple[str, ...]
-    """Allowed domains; `*.example.org` is everything below, `*` is any."""
+    """`*.example.org` is everything below, `*` is any."""
     most_bytes: int
     too_large: str
     timeout_s: float
-    """Total time, redirects included."""
+    """Total, redirects included."""
     hosts: tuple[str, ...] = ()
-    """Allowed hosts with private addresses, as `HOST` or `HOST:PORT`; without a port that of the scheme."""
+    """Hosts that may be private, as `HOST` or `HOST:PORT`; by default the scheme's port."""
 
 
 async def fetch_url(source: Fetched) -> bytes:
@@ -97,7 +97,6 @@ def _checked(source: Fetched, url: str) -> urllib.parse.SplitResult:
 
 
 def _is_own(source: Fetched, parts: urllib.parse.SplitResult) -> bool:
-    """Return True for a host that the operator names, which may have a private address."""
     usual = 443 if parts.scheme == "https" else 80
     for named in source.hosts:
         host = urllib.parse.urlsplit(f"//{named}")
@@ -126,7 +125,7 @@ def is_below(url: urllib.parse.SplitResult, domains: Iterable[str]) -> bool:
 def _connected(
     host: str, port: int, until_s: float, *, is_secure: bool, is_own: bool
 ) -> http.client.HTTPConnection:
-    """Connect to the checked address, because the name may resolve to another one afterwards."""
+    """Connect to the checked address, because the name may resolve differently afterwards."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     address = next((one for *_, (one, *_) in found), None)
     is_allowed = partial(is_near, host=host) if is_own else is_public
@@ -165,8 +164,8 @@ def _cut_off(connection: http.client.HTTPConnection, until_s: float) -> Iterator
 
 
 def is_near(address: str, host: str) -> bool:
-    """Return True for an address that an operator's own host may have: public, or of a private network.
-    Link-local ones are neither: clouds serve secrets there."""
+    """Return True for a public or private address. Link-local ones are neither, because clouds serve secrets
+    there."""
     if is_public(address):
         return True
     one = ipaddress.ip_address(address.partition("%")[0])
@@ -178,7 +177,7 @@ def is_near(address: str, host: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Return True for a public address. An IPv4 address inside an IPv6 address must be public too."""
+    """Check an IPv4 address inside an IPv6 address, too."""
     one = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(one, ipaddress.IPv6Address):
         if any(one in network for network in _LOCAL):

@@ -1,5 +1,3 @@
-"""uvicorn's WebSocket protocol with limits of time and size."""
-
 from __future__ import annotations
 
 import asyncio
@@ -16,12 +14,12 @@ from openai_cpu_server.http.server import ConnectionLimits, Timer
 _MAX_FRAGMENTS = 4096
 _BAD_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _READ_BYTES = 16 * 1024
-"""Bytes read in one turn of the event loop: at most 2,700 frames, which take about 20 ms."""
+"""Size of at most 2,700 frames, which take about 20 ms."""
 
 
 class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     """WebSocket that ends if its client does not read, or if a message is late or in too many fragments.
-    Messages use the memory for bodies until the application takes them."""
+    Messages use the memory for bodies until taken."""
 
     limits: ClassVar[ConnectionLimits]
 
@@ -31,10 +29,10 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self._message = bytearray()
         self._num_fragments = 0
         self._waiting: deque[int] = deque()
-        """Sizes of messages that the application has not taken."""
+        """Sizes of messages for the application."""
         self._waiting_bytes = 0
         self._began_s: float | None = None
-        """Start of the incomplete message, or None."""
+        """Start of an incomplete message."""
         self._late: asyncio.TimerHandle | None = None
         super().connection_made(transport)
 
@@ -72,7 +70,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
             self.transport.abort()
 
     def handle_ping(self) -> None:
-        """Drop the pong if the client does not read: only the last one is owed (RFC 6455, 5.5.3)."""
+        """Drop the pong if the client does not read: only the last is owed (RFC 6455, 5.5.3)."""
         if self.writable.is_set() and not self.transport.is_closing():
             super().handle_ping()
         else:
@@ -89,7 +87,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self.handle_cont(event)
 
     def handle_cont(self, event: Frame) -> None:
-        """Fragments are joined as they come, because a list of them would take many times their bytes."""
+        """Join fragments as they come, because a list of them takes many times their bytes."""
         if self.close_sent:
             return
         if event.fin:
@@ -145,7 +143,7 @@ class LimitedSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         return len(self._message) + len(self.conn.reader.buffer)
 
     def _check_time(self) -> None:
-        """No message is late while reading is paused, because the application takes none."""
+        """Excuse messages while reading is paused, because the application takes none."""
         assert self._began_s is not None
         now_s = self.loop.time()
         if self.read_paused:

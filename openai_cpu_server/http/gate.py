@@ -1,5 +1,5 @@
-"""Checks before any handler: host name, key, origin of pages, and limits. A page can point its own name at
-this machine (DNS rebinding), which only the `Host` reveals."""
+"""Checks before any handler. A page can point its own name at this machine (DNS rebinding), which only the
+`Host` reveals."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _BEFORE_HOST = {"0.9", "1.0"}
 _SECURE = {"https", "wss"}
 _READING = {"GET", "HEAD", "OPTIONS"}
-"""Methods that change nothing. Pages of other origins cannot read their responses."""
+"""Methods that change nothing, whose responses other origins' pages cannot read."""
 
 
 class Origin(NamedTuple):
     scheme: str
     host: str
     port: int | None
-    """Port, or None as for `app://name`."""
+    """Absent (None) as for `app://name`."""
 
     @classmethod
     def of(cls, text: str) -> Origin | None:
@@ -81,19 +81,18 @@ class Origin(NamedTuple):
 
 
 def canonical_origin(text: str) -> str:
-    """Return the origin as browsers write it. Other text stays as it is."""
     origin = Origin.of(text)
     return text if origin is None else str(origin)
 
 
 def host_name(host: str) -> str | None:
-    """Return the name in a `Host` header, or None if it is malformed."""
+    """Return a `Host` header's name, or None if malformed."""
     match = _HOST.fullmatch(host)
     return match["name"].lower().rstrip(".") if match else None
 
 
 def is_own_host(scope: Scope, allowed: Collection[str]) -> bool:
-    """Return True for an allowed name, or an address, which is never a page's. No browser omits `Host`."""
+    """Allow addresses, which are never a page's. No browser omits `Host`."""
     if ANY in allowed:
         return True
     hosts = Headers(scope=scope).getlist("host")
@@ -123,7 +122,7 @@ def check_origin(scope: Scope, allowed: Collection[str]) -> None:
 
 
 def _own_origin(scope: Scope, headers: Headers) -> Origin | None:
-    """A proxy may end HTTPS and state this in a header, which pages cannot set."""
+    """Believe a proxy's header for HTTPS, which pages cannot set."""
     scheme = headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower() or scope["scheme"]
     host = headers.get("host", "")
     if host_name(host) is None:
@@ -135,7 +134,7 @@ logger = logging.getLogger(__name__)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SOCKET_STATUSES = {"websocket.accept": 101, "websocket.close": 403}
-"""Statuses of handshakes, the second of one that is refused because it has no route."""
+"""Handshakes, the second refused for lack of a route."""
 
 
 def shape_at(path: str, shapes: Iterable[ErrorShape]) -> ErrorShape:
@@ -144,7 +143,7 @@ def shape_at(path: str, shapes: Iterable[ErrorShape]) -> ErrorShape:
 
 
 class ErrorMiddleware:
-    """Opens the log entry of each request, turns failures into responses, and ends the entry."""
+    """Opens and ends log entries, and answers failures."""
 
     def __init__(self, app: ASGIApp, *, history: RequestHistory, shapes: Sequence[ErrorShape] = ()) -> None:
         self._app = app
@@ -188,7 +187,7 @@ class ErrorMiddleware:
 
 
 class HostGate:
-    """Outermost layer. It rejects foreign host names, also of browsers' preflights."""
+    """Outermost layer, which rejects foreign host names, also of preflights."""
 
     def __init__(
         self,
@@ -198,7 +197,7 @@ class HostGate:
         hosts: Collection[str] | None,
         shapes: Sequence[ErrorShape],
     ) -> None:
-        """`hosts`: accepted names beside addresses, or None for any."""
+        """`hosts`: accepted beside addresses, or None for any."""
 
         async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
             raise errors.HostRefused(", ".join(Headers(scope=scope).getlist("host")))
@@ -216,12 +215,10 @@ class HostGate:
 
 
 _SPOOLED_BYTES = 1024 * 1024
-"""Bytes of a file that Starlette's form parser keeps in memory."""
+"""Part of a file that Starlette's form parser keeps in memory."""
 
 
 class AuthMiddleware:
-    """Authenticates requests and enforces the limits of keys and bodies while they are served."""
-
     def __init__(self, *, keys: KeyRing, limits: RateLimits, bodies: BodyBudget, options: ApiOptions) -> None:
         self._keys = keys
         self._limits = limits
@@ -233,8 +230,8 @@ class AuthMiddleware:
     async def admit(
         self, access: Access, handle: ASGIApp, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Serve the request if it is admitted. Raises TooManyConnections, OriginRefused, Unauthorized,
-        Forbidden, RequestsLimited, and errors of the body."""
+        """Serve an admitted request. Raises TooManyConnections, OriginRefused, Unauthorized, Forbidden,
+        RequestsLimited, and errors of the body."""
         request_log = request_log_of(scope)
         request_log.is_quiet = access.is_quiet
         if access.callers is not Callers.PROBES and scope.get("state", {}).get(EXCESS_CONNECTION):
@@ -314,7 +311,7 @@ class GuardedRoute(Route):
         self._guard = guard
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Guard unsupported methods with the same key, but do not meter them."""
+        """Guard unsupported methods with the same key, unmetered."""
         request_log_of(scope).route = self._path
         is_there = scope["method"] in (self.methods or ())
         access = self._access if is_there else unmetered(self._access)

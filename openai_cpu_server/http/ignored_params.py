@@ -1,5 +1,5 @@
-"""Fields that the server does not implement. One that would not change the answer is ignored and named in the
-response; others are rejected, except with values that request nothing."""
+"""Unimplemented fields. One that would not change the answer is ignored and named in the response; others are
+rejected, except with values that request nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 class IgnoredParam(msgspec.Struct, frozen=True):
     why: str
     accepted: tuple[object, ...] = ()
-    """Values that are honoured or request nothing, and are not reported."""
+    """Values honoured or requesting nothing, which are not reported."""
 
 
 class UnsupportedParam(IgnoredParam, frozen=True):
@@ -27,7 +27,7 @@ _HISTORY = UnsupportedParam("this route keeps no conversations; send all message
 HISTORY_REFUSALS: Refusals = dict.fromkeys(
     ("previous_response_id", "previous_message_id", "conversation", "thread", "continue"), _HISTORY
 )
-"""Fields of whole bodies that continue a stored conversation, rejected also in lenient mode."""
+"""Fields that continue a stored conversation, rejected also in lenient mode."""
 
 TIERS = ("auto", "default", "flex", "priority")
 _CACHE = "prompts that begin alike are found without hints"

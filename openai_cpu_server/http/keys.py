@@ -1,5 +1,3 @@
-"""Callers of requests: API keys, the access that a route requires, addresses, and clients to be fair to."""
-
 from __future__ import annotations
 
 import enum
@@ -29,7 +27,7 @@ class Scope(enum.Enum):
     """Models, generation, tokens, and the client's own requests."""
     METRICS = "metrics"
     ADMIN = "admin"
-    """Cache, adapters, loading of models, and all requests."""
+    """Cache, adapters, loading, and all requests."""
 
 
 ALL_SCOPES = frozenset(Scope)
@@ -45,9 +43,9 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: Amount | None = None
     tokens_per_day: Amount | None = None
     concurrent: Amount | None = None
-    """Calls at once in this server process."""
+    """Calls at once in this process."""
     batch_tokens_per_day: Amount | None = None
-    """Tokens of batch rows, which no other limit counts."""
+    """Counts batch rows, which no other limit does."""
     stored_mb: Amount | None = None
     """Files, results of batches, responses and conversations."""
     files: Amount | None = None
@@ -60,15 +58,15 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    """Holder, to whom the scheduler is fair, or "" for the key of `--api-key`, which many may share."""
+    """Holder, to whom the scheduler is fair, or "" for `--api-key`, which many may share."""
     digest: bytes
-    """SHA-256 of the key."""
+    """SHA-256."""
     scopes: frozenset[Scope] = frozenset({Scope.INFERENCE})
     priority: Priority | None = None
-    """Priority of requests that name none, or None for the server's default."""
+    """Default of requests. None for the server's."""
     max_priority: Priority = Priority.INTERACTIVE
     models: frozenset[str] | None = None
-    """Names of allowed models, or None for all."""
+    """Allowed names, or None for all."""
     mcp: frozenset[str] = frozenset()
     """Allowed MCP servers: `NAME`, `NAME/TOOL`, `*`; `url:HOST` and `url:*` for servers named by URL."""
     allowance: Allowance = Allowance()
@@ -76,9 +74,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 class Identity(msgspec.Struct, frozen=True):
     key: Key | None
-    """Key, or None on a server without keys, where everything is allowed."""
+    """Absent (None) on a server without keys, which allows everything."""
     digest: str | None
-    """SHA-256 in hex of the key that was sent, even if it was not needed."""
+    """SHA-256 in hex of the sent key, even if unneeded."""
     address: str | None = None
 
     @property
@@ -91,7 +89,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def is_stranger(self) -> bool:
-        """True without a key on a server with keys. Only routes that need no key are served then."""
+        """True without a key on a server with keys, for routes that need none."""
         return self.key is STRANGER
 
     @property
@@ -99,7 +97,7 @@ class Identity(msgspec.Struct, frozen=True):
         return self.key.models if self.key else None
 
     def may_call(self, server: str, tool: str | None = None) -> bool:
-        """`server`: name of an MCP server, or `url:HOST`. `tool`: None for any of its tools."""
+        """`server`: name, or `url:HOST`. `tool`: None for any."""
         if self.key is None:
             return True
         listed = self.key.mcp
@@ -115,15 +113,15 @@ class Identity(msgspec.Struct, frozen=True):
 
 ANYBODY = Identity(key=None, digest=None)
 STRANGER = Key(name="", digest=b"", scopes=frozenset())
-"""Stands for the missing key on a server with keys; allows nothing."""
+"""Missing key on a server with keys, which allows nothing."""
 VISITOR = Key(name="", digest=b"", scopes=frozenset({Scope.INFERENCE, Scope.METRICS}))
-"""Stands for the key of a remote caller on a server without keys, whose administrators are local."""
+"""Remote caller on a server without keys, whose administrators are local."""
 
 
 class Metering(enum.Enum):
     NONE = "none"
     REQUESTS = "requests"
-    """Counts per minute but not in `concurrent`, because it waits for a call that does."""
+    """Counts per minute alone, because it waits for a call in `concurrent`."""
     WORK = "work"
     """Counts in `concurrent` too."""
     CALLS = "calls"
@@ -133,14 +131,14 @@ class Metering(enum.Enum):
 class Callers(enum.Enum):
     CLIENTS = "clients"
     PROBES = "probes"
-    """Health checks, which are not logged and answered even beyond the limit of connections."""
+    """Health checks, unlogged and answered even beyond the limit of connections."""
     GATEWAYS = "gateways"
-    """Frequent readers in front of several servers. Not logged, and no key under `--open-to-gateways`."""
+    """Frequent readers of several servers, unlogged and keyless under `--open-to-gateways`."""
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope | None
-    """Required scope, or None if the route needs no key."""
+    """Unset (None) if the route needs no key."""
     metering: Metering = Metering.NONE
     callers: Callers = Callers.CLIENTS
     is_upload: bool = False
@@ -151,7 +149,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OPEN = Access(scope=None)
-"""For routes that reveal nothing secret."""
+"""Routes that reveal nothing secret."""
 INFERENCE = Access(scope=Scope.INFERENCE)
 REQUESTS = Access(scope=Scope.INFERENCE, metering=Metering.REQUESTS)
 WORK = Access(scope=Scope.INFERENCE, metering=Metering.WORK)
@@ -187,7 +185,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """Return the keys of a file. Raises StartupError, in one line that never repeats the file's values."""
+    """Read a file. Raises StartupError, which never repeats its values."""
     try:
         entries = msgspec.toml.decode(path.read_bytes(), type=_File).keys
         _check(entries)
@@ -225,12 +223,12 @@ def _priority(label: Label) -> Priority:
 
 class NewKey(NamedTuple):
     key: str
-    """Secret, which is stored nowhere."""
+    """Secret that is stored nowhere."""
     lines: str
 
 
 def new_key(name: str) -> NewKey:
-    """Return a random key. Raises StartupError for an invalid name."""
+    """Draw a random key. Raises StartupError for an invalid name."""
     if not NAME.fullmatch(name):
         raise StartupError(f"{name[:64]!r} is not a valid key name: use letters, digits and . _ @ -")
     key = "sk-ocs-" + secrets.token_urlsafe(32)
@@ -245,7 +243,7 @@ class KeyRing:
     def __init__(
         self, api_key: str | None = None, path: Path | None = None, *, is_open_to_gateways: bool = False
     ) -> None:
-        """`is_open_to_gateways`: routes for gateways need no key. Raises StartupError."""
+        """`is_open_to_gateways`: their routes need no key. Raises StartupError."""
         self._is_open_to_gateways = is_open_to_gateways
         self._own: tuple[Key, ...] = ()
         if api_key is not None:
@@ -273,7 +271,7 @@ class KeyRing:
         return next((key for key in self._keys if key.name == name), None)
 
     def reload(self) -> None:
-        """Read the file again, if there is one. A broken file is logged and changes nothing."""
+        """A broken file is logged and changes nothing."""
         if self._path is None:
             return
         try:
@@ -297,15 +295,15 @@ _FOR = re.compile(r'\bfor="?([^";,\s]+)', re.IGNORECASE)
 
 class ClientKind(enum.Enum):
     KEY = "key"
-    """Holder of a named key, which a body cannot claim."""
+    """Named key, which a body cannot claim."""
     USER = "user"
-    """Name in the body's `user`, which is not verified."""
+    """Body's `user`, which is not verified."""
     PEER = "peer"
-    """Address, with the digest of any key that has no name or was not needed."""
+    """Address, with the digest of any key without a name or need."""
 
 
 class Client(msgspec.Struct, frozen=True):
-    """Participant in the scheduler's fair turns. The label returns with the engine's live requests."""
+    """Participant in the scheduler's fair turns. Its label returns with live requests."""
 
     kind: ClientKind
     name: str
@@ -320,7 +318,7 @@ class Client(msgspec.Struct, frozen=True):
 
     @classmethod
     def group_of(cls, identity: Identity) -> str:
-        """Return the label shared by all clients of an address, or "" for keys and unknown addresses."""
+        """Return an address' common label, or "" for keys and unknown addresses."""
         if identity.holder is not None or identity.address is None:
             return ""
         return cls(ClientKind.PEER, f"@{identity.address}").label
@@ -335,13 +333,13 @@ class Client(msgspec.Struct, frozen=True):
         return f"{self.kind.value}:{self.name}"
 
     def is_owned_by(self, identity: Identity) -> bool:
-        """Return True if this identity may see and end its requests. A body's `user` owns nothing."""
+        """A body's `user` owns nothing."""
         if identity.may(Scope.ADMIN):
             return True
         return self.kind is ClientKind.KEY and self.name == identity.holder
 
     def shown_to(self, identity: Identity) -> str:
-        """Return the name to show. Only keys of administrators see addresses."""
+        """Hide addresses except from administrators' keys."""
         if self.kind is not ClientKind.PEER:
             return self.name
         digest, _, address = self.name.partition("@")
@@ -357,7 +355,7 @@ def account_of(identity: Identity) -> str:
 
 
 def works_for(identity: Identity) -> None:
-    """Make this task, and the threads that it starts, take turns as this client."""
+    """Make this task and its threads take turns as this client."""
     label = Client.of(identity, None).label
     CALLER.set((Client.group_of(identity) or label, label))
 
@@ -368,7 +366,7 @@ def key_of(label: str) -> str:
 
 
 def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None:
-    """Return the address, or its /64 of IPv6, or None. Headers are believed up to the first untrusted hop."""
+    """Return the address, or its /64 of IPv6. Headers are believed up to the first untrusted hop."""
     client = scope.get("client")
     hop = _address(client[0]) if client else None
     if hop is None:
@@ -386,7 +384,7 @@ def client_address(scope: AsgiScope, trusted: Collection[Network]) -> str | None
 
 
 def is_local(scope: AsgiScope) -> bool:
-    """Return True if the peer and all hops are on this machine. Headers can only make it False."""
+    """Require peer and all hops on this machine. Headers can only make it False."""
     client = scope.get("client")
     if client is None:
         return True
@@ -416,9 +414,9 @@ def _address(text: str) -> Address | None:
 
 
 SUBPROTOCOL = "openai-chat-completions"
-"""Browsers require the server to choose one of the subprotocols that they offer."""
+"""Browsers require one of the offered subprotocols."""
 _KEY_PROTOCOL = "openai-insecure-api-key."
-"""Carries a key, as at OpenAI, because pages cannot set headers of a WebSocket."""
+"""Carries a key, as at OpenAI, because pages cannot set a WebSocket's headers."""
 _ADMIN_IS_LOCAL = (
     "Without API keys, only clients of the server's own machine have them: see --api-key, --api-keys "
     "and --open-admin."
@@ -426,13 +424,13 @@ _ADMIN_IS_LOCAL = (
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Credentials of a request and the access that it needs. Keys may change before the check is repeated."""
+    """Repeatable check of a request's access, because keys may change."""
 
     digest: str | None
     address: str | None
     access: Access
     is_visitor: bool
-    """True for a non-administrator on a server without keys."""
+    """True for non-administrators without keys."""
 
     @classmethod
     def of(
@@ -444,7 +442,7 @@ class Credentials(msgspec.Struct, frozen=True):
         *,
         is_administrator: bool,
     ) -> Credentials:
-        """`is_administrator`: has an effect only on a server without keys."""
+        """`is_administrator`: has an effect only without keys."""
         offered = [name for name in scope.get("subprotocols", ()) if name.startswith(_KEY_PROTOCOL)]
         offered_key = offered[0].removeprefix(_KEY_PROTOCOL).encode("latin-1") if offered else None
         return cls(
@@ -455,7 +453,7 @@ class Credentials(msgspec.Struct, frozen=True):
         )
 
     def identity(self, keys: KeyRing) -> Identity:
-        """Return the identity by the current keys. Raises Unauthorized, Forbidden."""
+        """Check the current keys. Raises Unauthorized, Forbidden."""
         identity = Identity(self._key(keys), self.digest, self.address)
         required = self.access.scope
         if required is None or identity.may(required) or keys.admits_strangers(self.access):
@@ -474,7 +472,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 def given_key(headers: Mapping[str, str]) -> bytes | None:
-    """Return the bearer token or `x-api-key`, or None. Clients without a key send an empty one."""
+    """Return the bearer token or `x-api-key`. Clients without a key send an empty one."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     key = bearer.strip() if scheme.lower() == "bearer" else ""
     key = key or headers.get("x-api-key", "").strip()

@@ -1,5 +1,5 @@
-"""Limits of keys for requests and tokens over time and for calls at once. A call's prompt and `max_tokens`
-must fit. The prompt is counted when the call begins, the real output when it ends."""
+"""A call's prompt and `max_tokens` must fit the limits. The prompt is counted when the call begins, the real
+output when it ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Window(msgspec.Struct, frozen=True):
     previous_left_s: float = 0.0
     current: int = 0
     current_left_s: float = 0.0
-    """Time until the current window is no longer covered: its rest and one period."""
+    """Rest of the current window and one period."""
 
     def remaining(self, limit: int) -> int:
         return max(0, limit - math.floor(self._used))
@@ -39,7 +39,7 @@ class Window(msgspec.Struct, frozen=True):
         return self.current_left_s if self.current else self.previous_left_s if self.previous else 0.0
 
     def wait_s(self, cost: int, limit: int) -> float | None:
-        """Return the time until `cost` more fits without other requests, or None for never."""
+        """Return the time until `cost` more fits, or None for never."""
         room = limit - cost + 1  # what is used counts in whole numbers, rounded down
         if room <= 0:
             return None
@@ -108,7 +108,7 @@ class Meter:
 
     @classmethod
     def open(cls, url: str | None, clock: Callable[[], float] = time.monotonic) -> Meter:
-        """Open the storage at `redis://...`, or None for memory. Raises StartupError, without the URL."""
+        """Open `redis://...`, or None for memory. Raises StartupError, without the URL."""
         if url is None:
             return cls(MemoryStorage())
         if not url.startswith(_SCHEMES):
@@ -129,7 +129,7 @@ class Meter:
             raise StartupError("--limits-url: expected redis://HOST:PORT") from None
 
     async def take(self, quota: Quota, name: str, cost: int) -> bool:
-        """Count `cost`. Return False, and count nothing, if it does not fit."""
+        """Return False, and count nothing, if `cost` does not fit."""
         item = quota.item
         key, period_s = item.key_for(name), item.get_expiry()
         return await self._call(
@@ -172,7 +172,7 @@ def limit_headers(quota: Quota, window: Window, *, held: int) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Return `12ms`, `1.5s`, `6m0s` or `23h59m1s`, rounded up to milliseconds, or seconds above a minute."""
+    """Return `12ms`, `1.5s`, `6m0s` or `23h59m1s`, rounded up."""
     milliseconds = math.ceil(1000 * seconds)
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"
@@ -206,7 +206,7 @@ class RateLimits:
         self._accounts: dict[str, _Account] = {}
 
     def reservation(self, key: Key | None, *, takes_place: bool = True) -> Reservation:
-        """`takes_place`: the request counts in `concurrent`."""
+        """`takes_place`: counts in `concurrent`."""
         name = key.name if key else ""
         allowance = key.allowance if key else Allowance()
         if not takes_place:
@@ -215,7 +215,7 @@ class RateLimits:
         return Reservation(name, allowance, account, self._meter)
 
     def row_reservation(self, key: Key | None) -> Reservation:
-        """Return a reservation for a batch row, which counts only against the limit for rows."""
+        """Count a batch row only against the limit for rows."""
         if key is None or key.allowance.batch_tokens_per_day is None:
             return self.reservation(None)
         name, allowance = f"batch:{key.name}", Allowance(tokens_per_day=key.allowance.batch_tokens_per_day)
@@ -223,7 +223,7 @@ class RateLimits:
 
 
 class Reservation:
-    """Use of a key's limits by one call. The output is counted when the context ends."""
+    """One call's use of limits, whose output is counted at the end."""
 
     def __init__(self, name: str, allowance: Allowance, account: _Account, meter: Meter) -> None:
         self.output_tokens = 0
@@ -243,7 +243,6 @@ class Reservation:
         self._taken: dict[Quota, int] = {}
 
     async def __aenter__(self) -> Reservation:
-        """Count the request. Raises RequestsLimited."""
         limit = self._concurrent
         if limit is not None and self._account.num_running >= limit:
             raise RequestsLimited(f"concurrent requests: Limit {limit}", retry_after_s=_CONCURRENT_RETRY_S)
@@ -270,7 +269,7 @@ class Reservation:
         await self.settle()
 
     async def settle(self) -> None:
-        """Count the output so far. The call may go on, and reserve again."""
+        """Count the output so far. The call may reserve again."""
         self._release()
         self._taken.clear()
         for quota in self._of(Unit.TOKENS):
@@ -305,7 +304,7 @@ class Reservation:
         self._held_tokens = 0
 
     async def _take(self, quota: Quota, prompt_tokens: int) -> None:
-        """Another server may have been faster. Then nothing is counted. Raises TokensLimited."""
+        """Count nothing if another server was faster. Raises TokensLimited."""
         if await self._meter.take(quota, self._name, prompt_tokens):
             self._taken[quota] = prompt_tokens
             return

@@ -1,5 +1,3 @@
-"""Options of the API, which do not change while it runs."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -13,7 +11,7 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.http.keys import Network
 
 _MULTIPART_BYTES = 64 * 1024
-"""Bytes around the file in the body of an upload."""
+"""Parts around the file in an upload's body."""
 
 
 class SchedulingOptions(Scheduling, frozen=True, kw_only=True):
@@ -33,22 +31,22 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     domains: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     folder: Path | None = None
-    """Folder of `file:` URLs."""
+    """Root of `file:` URLs."""
     fetch_timeout_s: float = 20.0
 
     @property
     def max_pixels_together(self) -> int:
-        """Total of a conversation. By default ten photos of 12 million pixels."""
+        """Ten photos of 12 million pixels per conversation by default."""
         return 3 * self.max_pixels
 
 
 class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     lenient: bool = False
-    """Ignore unknown fields and name them in `x-ignored-parameters`, instead of rejecting them."""
+    """Name unknown fields in `x-ignored-parameters`, instead of rejecting them."""
     max_body_bytes: int = 32 * 1024 * 1024
     max_bodies_bytes: int = 256 * 1024 * 1024
-    """Total of all bodies that are being read, beyond the first 64 KiB of each."""
+    """Bodies that are being read, beyond the first 64 KiB of each."""
     max_file_bytes: int = 200 * 1024 * 1024
     max_choices: int = 64
     max_prompt_tokens: int | None = None
@@ -59,19 +57,19 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout_s: float | None = None
     """Limit for a call, waiting included."""
     read_timeout_s: float = 30.0
-    """Time for a body, plus one second per KiB."""
+    """Body's time, plus one second per KiB."""
     cors_origins: tuple[str, ...] = ()
     hosts: frozenset[str] | None = None
-    """Names of the server beside its addresses, or None for any."""
+    """Server's names beside its addresses, or None for any."""
     is_admin_open: bool = True
-    """Without keys, all clients are administrators if True, else only those on this machine."""
+    """True makes all clients administrators, False those on this machine, on servers without keys."""
     trusted_proxies: tuple[Network, ...] = ()
-    """Peers whose headers name the caller of a request."""
+    """Peers whose headers name the caller."""
     max_socket_requests: int = 64
     max_sequences: int = 1024
     default_priority: Priority = Priority.INTERACTIVE
     isolate_by_key: bool = False
-    """Requests of different API keys share no cached prefixes."""
+    """Different API keys share no cached prefixes."""
     compares_turns: bool = False
     """Answers to similar questions are cached."""
     prices: Mapping[str, Price] = {}
@@ -79,9 +77,9 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     page: bool = True
     media: MediaOptions = MediaOptions()
     keep_streams_s: float = 300.0
-    """Time that a client's named stream goes on without it and is kept after its end, or 0."""
+    """Time that a named stream continues without its client and is kept after its end, or 0."""
     keep_alive_s: float = 10.0
-    """Seconds between comments in a silent stream, or 0 for none."""
+    """Pause between comments in a silent stream, or 0 for none."""
 
     @property
     def max_upload_bytes(self) -> int:

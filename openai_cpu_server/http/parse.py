@@ -1,4 +1,4 @@
-"""Validation of request bodies. Types are strict, `null` means absent, and errors name a path."""
+"""Types are strict, `null` means absent, and errors name a path."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _SIZES = {
 }
 _MAX_VALUE_CHARS = 40
 _MOST_SHOWN = 64
-"""Characters of a name that a client has chosen."""
+"""Characters of a client's name."""
 
 
 def _complaint(param: str, error: ErrorDetails) -> tuple[str, str]:
@@ -118,7 +118,7 @@ class Body(BaseModel):
     refusals: ClassVar[Refusals] = {}
     most_numbers: ClassVar[int] = MOST_NUMBERS
     is_open: ClassVar[bool] = False
-    """Fields outside the schema are always harmless."""
+    """Unknown fields are always harmless."""
 
     @property
     def extra(self) -> dict[str, object]:
@@ -144,8 +144,8 @@ class Body(BaseModel):
 
 @dataclass(frozen=True)
 class _Choice:
-    """Annotation of a union. The member is chosen whose `names` include the `name` of the value; without an
-    `error` for others the last one takes them. `path_of` leaves out tags in angle brackets."""
+    """Annotation of a union, whose member is chosen by `names`; without an `error` the last one takes other
+    values. `path_of` leaves out tags in angle brackets."""
 
     names: Callable[[Any], Iterable[object]]
     name: Callable[[Any], object]
@@ -168,8 +168,6 @@ class _Choice:
 
 
 def by_value(error: str | None = None, message: str | None = None) -> _Choice:
-    """Choose between a text, a list, an object and so on."""
-
     def names(member: Any) -> list[str]:
         while get_origin(member) is Annotated:
             member, *_ = get_args(member)
@@ -198,7 +196,7 @@ def _literals(kind: object) -> Iterator[object]:
 def by_type(
     error: str | None = None, message: str | None = None, name: Callable[[Any], str | None] = _type_of
 ) -> _Choice:
-    """Choose by the field `type`, for which each member has its literals."""
+    """Choose by the literals of the field `type`."""
 
     def names(member: type[BaseModel]) -> list[object]:
         return [*_literals(member.model_fields["type"].annotation)] or [member.__name__]
@@ -216,7 +214,7 @@ class IgnoredField(NamedTuple):
 
 
 def ignored_params(body: Body, at: str = "", kind: str = "") -> Iterator[IgnoredField]:
-    """Yield the fields, at any depth, that are outside the schema or have no effect with their value."""
+    """Yield fields, at any depth, outside the schema or without effect."""
     for name, value in body.extra.items():
         if not _has_no_effect(body, name, value):
             is_harmless, shown = body.is_open or name in body.hints, name[:_MOST_SHOWN]
@@ -240,7 +238,7 @@ def _has_no_effect(body: Body, name: str, value: object) -> bool:
 
 B = TypeVar("B", bound=Body)
 MOST_NAMED = 32
-"""Limit because a header has little room and a conversation many messages."""
+"""A header has little room, and a conversation many messages."""
 
 IGNORED = "x-ignored-parameters"
 _LENIENT = "lenient"
@@ -263,8 +261,7 @@ def is_lenient(info: ValidationInfo) -> bool:
 
 
 def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
-    """Return the body and its ignored fields. `lenient`: unknown fields are ignored. Raises
-    InvalidRequest."""
+    """`lenient`: unknown fields are ignored. Raises InvalidRequest."""
     check_json_size(data, most_numbers=schema.most_numbers)
     validated = partial(schema.model_validate_json, data, context={_LENIENT: lenient})
     return _checked(validated, partial(from_json, data), lenient=lenient)
@@ -273,8 +270,7 @@ def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
 def parse_fields(
     schema: type[B], fields: Mapping[str, object], *, lenient: bool, at: str = ""
 ) -> tuple[B, Ignored]:
-    """Validate a part of a body that is already parsed. `at`: its path, for errors. Raises
-    InvalidRequest."""
+    """Validate a parsed part of a body. `at`: its path, for errors. Raises InvalidRequest."""
     validated = partial(schema.model_validate, fields, context={_LENIENT: lenient})
     return _checked(validated, lambda: fields, lenient=lenient, at=at)
 
@@ -285,8 +281,8 @@ _JSON_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null",
 
 
 def parse_form(schema: type[B], fields: Iterable[tuple[str, str]], *, lenient: bool) -> tuple[B, Ignored]:
-    """Validate a form's fields. An empty one is absent, and values are JSON text, also as Python and
-    JavaScript write them. Raises InvalidRequest."""
+    """An empty field is absent, and values are JSON text, also as Python and JavaScript write them. Raises
+    InvalidRequest."""
     found: dict[str, Any] = {}
     for name, text in fields:
         match = _FORM_NAME.fullmatch(name)

@@ -1,5 +1,4 @@
-"""The table of routes, from which the router, access checks, body limits and the OpenAPI document are
-made. Each route is a decorator on its handler; `api/application.py` lists the routers."""
+"""Table of routes, from which the router, access checks, body limits and the OpenAPI document are made."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from openai_cpu_server.http.parse import Body
 
 JsonSchema = dict[str, object]
 BatchHandler = Callable[[bytes, RequestContext], Awaitable[bytes]]
-"""Answers a row of a batch job with a complete body."""
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 P = TypeVar("P")
 
@@ -38,13 +36,13 @@ class ApiRoute:
     tag: str
     _: KW_ONLY
     aliases: tuple[str, ...] = ()
-    """Further paths. Batches know only the first."""
+    """Further paths, unknown to batches."""
     body: type[Body] | None = None
     body_media: str = "application/json"
     form: JsonSchema | None = None
     query: Mapping[str, JsonSchema] = field(default_factory=dict)
     answer: Any = None
-    """A struct, or a list of them. A tuple if it depends on the request."""
+    """Struct, or a list of them. A tuple if it depends on the request."""
     media: str = "application/json"
     status: int = 200
     streams: bool = False
@@ -53,11 +51,11 @@ class ApiRoute:
     events: tuple[type[msgspec.Struct], ...] = ()
     error: type[msgspec.Struct] = ErrorObject
     errors: tuple[int, ...] = ()
-    """Statuses beside those that follow from the body, the key and the path."""
+    """Statuses that do not follow from the body, the key or the path."""
     batched: Callable[[Any], BatchHandler] | None = None
-    """Answers batch rows with this path, or None if they are not allowed."""
+    """Answers batch rows, or None if they are not allowed."""
     handler: Callable[..., Awaitable[Any]] | None = None
-    """Method of the router's class. Set by the decorator."""
+    """Set by the decorator."""
 
     def __call__(self, handler: Handler) -> Handler:
         handler.__dict__[_ROUTES] = [
@@ -89,11 +87,9 @@ class ApiRoute:
 model_route = partial(
     ApiRoute, "POST", access=CALLS, streams=True, errors=(404, 408, 429, CLIENT_GONE, 500, 503)
 )
-"""Route of calls to a model."""
 
 
 def routes_of(router: Callable[..., Any]) -> tuple[ApiRoute, ...]:
-    """Return the routes that decorate methods of this class."""
     return tuple(route for method in vars(router).values() for route in getattr(method, _ROUTES, ()))
 
 

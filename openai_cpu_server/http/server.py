@@ -1,5 +1,4 @@
-"""Web server: graceful shutdown, and connections with limits of number, size and pace. `LimitedConnection`
-overrides uvicorn's internals: look here first when these change."""
+"""`LimitedConnection` overrides uvicorn's internals: look here first when these change."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ from openai_cpu_server.http.body import BodyQuota
 logger = logging.getLogger(__name__)
 
 _RESERVE = 128
-"""Files for libraries, sockets, databases and uploads (a few dozen), and for rejected connections."""
+"""Files for libraries, sockets, databases, uploads, and rejected connections."""
 
 
 def room_for_connections(wanted: int) -> int:
-    """Return the possible number of connections, and raise the soft limit of open files."""
+    """Raise the soft limit of open files, and return what is possible."""
     needed, (files, hard) = wanted + _RESERVE, resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < needed:
         raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
@@ -52,14 +51,14 @@ def room_for_connections(wanted: int) -> int:
 
 
 _MOST_PENDING = 1024
-"""Connections that the kernel holds until they are accepted."""
+"""Kernel's queue for `accept`."""
 ACCEPTED_AT_ONCE = 8
-"""Connections accepted in one turn of the event loop, for all of which running streams wait."""
+"""Connections per turn of the event loop, for which running streams wait."""
 
 
 class Listener(uvicorn.Server):
-    """Accepts connections in small groups, so `config.backlog` must be `ACCEPTED_AT_ONCE`: asyncio takes one
-    number for the group and for the kernel's queue."""
+    """Accepts in small groups, so `config.backlog` must be `ACCEPTED_AT_ONCE`: asyncio takes one number for
+    group and kernel queue."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -102,7 +101,7 @@ class WebServer(Listener):
             self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Only record the signal, because this is a signal handler; `on_tick` and `shutdown` act."""
+        """Record the signal alone, inside its handler; `on_tick` and `shutdown` act."""
         self._num_signals += 1
         if self._num_signals > 1:
             self.should_exit = True
@@ -154,7 +153,7 @@ class Complaints:
         self._num_not_logged = 0
 
     def note(self, client: tuple[str, int] | None, what: str) -> None:
-        """Log at most one line per interval, with the number of complaints since the last line."""
+        """Log one line per interval, with the number of complaints since the last."""
         self._num_not_logged += 1
         now_s = self._clock()
         if now_s < self._next_s:
@@ -164,7 +163,7 @@ class Complaints:
 
 
 class Hangup:
-    """SIGHUP handler, created in the main thread early so that no signal is lost."""
+    """SIGHUP handler, created early in the main thread so that no signal is lost."""
 
     def __init__(self) -> None:
         self._has_come = False
@@ -175,7 +174,7 @@ class Hangup:
         signal.signal(signal.SIGHUP, note)
 
     def call(self, action: Callable[[], None]) -> None:
-        """Call `action` in the running loop at each signal, and at once if one has come."""
+        """Call `action` at each signal, and at once if one has come."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, action)
         if self._has_come:
             action()
@@ -183,22 +182,22 @@ class Hangup:
 
 _MAX_HEADER_BYTES = 64 * 1024
 _MAX_FIELDS = 256
-"""Limits for headers and trailers together; the bytes include the URL."""
+"""Headers and trailers together; the bytes include the URL."""
 _MAX_WAITING = 8
-"""Pipelined requests behind the one that is being answered."""
+"""Pipelined requests behind the current one."""
 _LINGER_S = 2.0
 EXCESS_CONNECTION = "excess_connection"
 _EXCESS_READ_S = 2.0
-"""Time for a connection beyond the limit to send its request, which is then rejected."""
+"""A connection beyond the limit may send its request, which is rejected."""
 _UNSENT_BYTES = 128 * 1024
-"""Bytes that the kernel accepts before the client has room for them."""
+"""Bytes that the kernel accepts before the client has room."""
 _NOT_SENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int
     read_timeout_s: float
-    """Time for a request's headers, from the start of the connection or the first byte."""
+    """Time for headers, from the start of the connection or the first byte."""
     write_timeout_s: float
     """Time after which a client that does not read is dropped."""
     messages: Callable[[], BodyQuota]
@@ -216,11 +215,11 @@ _TOO_LARGE = _Refusal(431, "The request's headers are too large.", "headers_too_
 
 
 class _TooLarge(Exception):
-    """Stops the parser."""
+    pass
 
 
 class _Full(Exception):
-    """Stops the parser because too many requests wait."""
+    """Too many requests wait."""
 
 
 class Timer:
@@ -242,7 +241,7 @@ class Timer:
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """HTTP connection with two timers: one while headers arrive, one while the client does not read."""
+    """Times incoming headers, and a client that does not read."""
 
     limits: ClassVar[ConnectionLimits]
 
@@ -255,7 +254,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._refusal = _MALFORMED
         self._field_bytes = self._num_fields = 0
         self._silent_bytes = 0
-        """Bytes since the parser's last callback, which it buffers until the next."""
+        """Bytes that the parser has buffered since its last callback."""
         self._answered: RequestResponseCycle | None = None
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
@@ -324,7 +323,7 @@ class LimitedConnection(HttpToolsProtocol):
         return is_get and super()._should_upgrade()
 
     def _open_socket(self) -> None:
-        """uvicorn's WebSocket code needs ASCII here. A client with a pending response cannot upgrade."""
+        """uvicorn's WebSocket code needs ASCII. A client with a pending response cannot upgrade."""
         read = [value for name, value in self.headers if name.startswith(b"sec-websocket-")]
         if self._is_answering() or not all(map(bytes.isascii, (self.url, *read))):
             self._refuse(_MALFORMED)
@@ -413,7 +412,7 @@ class LimitedConnection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, refusal: _Refusal) -> None:
-        """Reject a request of which the application sees at most a part, and close."""
+        """Reject a request that the application sees at most in part, and close."""
         self.limits.complaints.note(self.client, refusal.message)
         self._is_over = True
         if self._is_answering() and not self._has_head:  # an earlier request gets its answer

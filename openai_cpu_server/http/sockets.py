@@ -1,5 +1,4 @@
-"""WebSocket server for all families. Each request of a socket is checked against the current keys, logged,
-and ended once."""
+"""Requests of a socket are checked against the current keys."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ class SocketState(NamedTuple):
 
 @dataclass(frozen=True)
 class SocketServer:
-    """Errors of the handshake are ordinary HTTP responses."""
+    """Handshake errors are ordinary HTTP responses."""
 
     exchange: Callable[[OpenSocket], Exchange]
     state: SocketState
@@ -101,14 +100,14 @@ class OpenSocket:
         return quota
 
     def new_request_log(self, *, has_headers: bool = False) -> RequestLog:
-        """`has_headers`: the last message contains the headers of a response."""
+        """`has_headers`: the last message has a response's."""
         return self._handshake.request_log.inner(RequestOrigin.WEBSOCKET, has_headers=has_headers)
 
     def serving(self, request_log: RequestLog) -> AbstractAsyncContextManager[ServedRequest]:
         return served(request_log, self._state.history.end, has_left=lambda: not self.is_open)
 
     def context(self, request_log: RequestLog) -> RequestContext:
-        """Return a context by the current keys. Raises Unauthorized, Forbidden."""
+        """Check the current keys. Raises Unauthorized, Forbidden."""
         identity = self._handshake.identity_now(self._state.keys)
         caller = self.caller(identity)
         request_log.client, request_log.priority = identity.holder, caller.default_priority
@@ -119,7 +118,7 @@ class OpenSocket:
         )
 
     def caller(self, identity: Identity) -> Caller:
-        """Return the caller of messages. The handshake's priority is their default. Raises InvalidRequest."""
+        """The handshake's priority is the messages' default. Raises InvalidRequest."""
         caller = Caller.of(identity, self._websocket.headers, self.options.default_priority)
         caller.wants_progress()
         return msgspec.structs.replace(caller, priority_header=None, default_priority=caller.priority())

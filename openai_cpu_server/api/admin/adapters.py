@@ -1,5 +1,3 @@
-"""`/v1/adapters`: list, load, replace and unload adapters."""
-
 from __future__ import annotations
 
 from functools import partial
@@ -43,11 +41,11 @@ class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     scale: float
     state: str
-    """`ready`, `failed` (rejected at the start), or `loading` while the engine restarts."""
+    """`ready`, `failed` at the start, or `loading` while the engine restarts."""
     reason: str | None
     sha256: str
     rank: int | None
-    """Set, like the next two, if it is ready."""
+    """Set, like the next two, if ready."""
     tensors: int | None
     size_bytes: int | None
 
@@ -64,7 +62,7 @@ class AdapterDeleted(msgspec.Struct, frozen=True):
 
 
 def no_adapters(source: AdapterSource) -> Adapter:
-    """`FindAdapter` of a server that loads no adapters. Raises AdapterNotAllowed."""
+    """Refuse as a server without adapters. Raises AdapterNotAllowed."""
     raise AdapterNotAllowed("This server loads no adapters over the API.")
 
 

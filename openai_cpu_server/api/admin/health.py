@@ -1,5 +1,3 @@
-"""Polled routes: `/health`, `/ready`, `/version`, `/metrics`, and the few metrics that gateways use."""
-
 from __future__ import annotations
 
 from functools import partial
@@ -57,32 +55,31 @@ class ModelHealth(msgspec.Struct, frozen=True):
     state: str
     reason: str | None
     threads: int
-    """Compute threads without contention, or 0 until the model is loaded."""
+    """Count without contention. 0 until the model is loaded."""
     threads_computing: int
-    """Threads of the last step, fewer if others use the cores."""
+    """Last step's, fewer if others use the cores."""
     nodes: dict[str, NodeHealth]
-    """By NUMA node, with `--numa`."""
+    """One per NUMA node, with `--numa`."""
     placement: DevicePlacement | None
-    """Parts on a device beside the CPU, or null."""
+    """Null without a device beside the CPU."""
     draft_placement: DevicePlacement | None
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     status: str
-    """`loading`, `ready`, `asleep` (the only model, loaded by a request), `degraded` (ready, but another
-    model or a replica has failed), `restarting`, `draining`, `failed` or `stopped`."""
+    """`loading`, `ready`, `asleep` (loaded by a request), `degraded` (ready, but another model or a replica
+    has failed), `restarting`, `draining`, `failed` or `stopped`."""
     reason: str | None
     """Null if the key may not use all models, because a reason names some."""
     model: str | None
-    """Default of this key, or null without a key on a server with keys."""
+    """This key's default. Null without a key on a server with keys."""
     models: dict[str, ModelHealth]
-    """Models that the key may use."""
     loaded: float
     queue: dict[str, QueueSizes]
     memory: Memory
     kernels: dict[str, str]
     """Instruction set of each of our kernels, or why it is off, and the layout of `weights`. Empty until
-    the model is loaded."""
+    loaded."""
     restarts: int
     last_restart: LastRestart | None
     error: Union[ErrorBody, UnsetType] = UNSET
@@ -160,7 +157,6 @@ class HealthRoutes:
         )
 
     def _names(self, identity: Identity) -> dict[str, ServedModel]:
-        """Return the models that a client may know of, by the first name that it may use."""
         if identity.is_stranger:
             return {}
         allowed, names = identity.allowed_models, dict[str, ServedModel]()

@@ -1,5 +1,3 @@
-"""`GET /v1/mcp`: MCP servers whose tools the caller's key may use."""
-
 from __future__ import annotations
 
 import contextlib
@@ -32,13 +30,13 @@ class McpServerCard(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "mcp_server"
     transport: str
     state: str
-    """`idle` (not used yet), `starting`, `ready`, or `failed` (at the last attempt)."""
+    """`idle` (unused so far), `starting`, `ready` or `failed`."""
     error: str | None
     last_words: tuple[str, ...] | None
-    """Last lines that a failed program wrote to its standard error, or null for keys without the scope
-    `admin`, because they may hold secrets."""
+    """Last lines of a failed program's standard error. Null without the scope `admin`, because they may hold
+    secrets."""
     tools: tuple[McpToolCard, ...] | None
-    """Tools that this key may use, or null until they are known."""
+    """Allowed tools, or null until known."""
 
 
 class McpServerList(msgspec.Struct, frozen=True):

@@ -1,5 +1,3 @@
-"""`/v1/models`: names of models, and loading and unloading for administrators."""
-
 from __future__ import annotations
 
 import asyncio
@@ -35,10 +33,9 @@ from openai_cpu_server.models.served import ServedModel
 logger = logging.getLogger(__name__)
 
 CODEX = "client_version"
-"""Query parameter that Codex sends."""
 _ACCEPTED = 202
 _AT_ONCE_S = 0.05
-"""Failures within this time are reported to a caller that does not wait."""
+"""Failures this early reach a caller that does not wait."""
 _WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -57,7 +54,7 @@ class CodexModel(msgspec.Struct, frozen=True, kw_only=True):
     display_name: str
     description: str
     priority: int
-    """Lower values come first in the list."""
+    """Lower values come first."""
     context_window: int | None
     truncation_policy: TruncationPolicy
     supported_reasoning_levels: list[dict[str, str]]
@@ -87,14 +84,14 @@ You are a coding agent that works in the user's folder.
 - Change files with the tool `apply_patch`. Change as little as the task needs.
 - When a command or a patch fails, read what it says and try another way.
 - When the task is done, say in a few words what you did."""
-"""Replaces Codex' own instructions, whose thousands of tokens take a CPU a minute or more."""
+"""Replaces Codex' own instructions, whose thousands of tokens take a CPU a minute."""
 _EFFORTS = {"low": "Thinks little", "medium": "Thinks more", "high": "Thinks as much as it likes"}
 _RESULT_TOKENS = 10_000
 
 
 class PullBody(Body):
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    """`hf:OWNER/REPO[:QUANT]` or a name listed by the command `models`. It becomes the name of the model."""
+    """`hf:OWNER/REPO[:QUANT]` or a name of the command `models`, also the model's later name."""
     stream: bool = False
 
 
@@ -105,7 +102,7 @@ class ModelDeleted(msgspec.Struct, frozen=True):
 
 
 async def _pull_events(store: ModelStore, name: str, request: Request) -> AsyncIterator[bytes]:
-    """The status is already sent, so a failure is in the last event."""
+    """Report a failure in the last event, because the status is already sent."""
     try:
         async for step in store.pull(name):
             yield events([Chunk(msgspec.json.encode(step))])
@@ -248,7 +245,7 @@ class ModelRoutes:
         return json_response(model_card(chosen))
 
     def _done(self, task: asyncio.Task[ServedModel]) -> None:
-        """Failures are logged, and callers that wait get them too."""
+        """Log a failure, which waiting callers get too."""
         self._loads.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -271,7 +268,6 @@ def available_card(model: AvailableModel) -> ModelCard:
 
 
 def codex_model(name: str, place: int, model: ServedModel | None = None) -> CodexModel:
-    """`model`: None if its file has not been read."""
     info = model.engine.info if model is not None else None
     thinks = model is not None and model.thinking is not None
     context = info.context_limit if info else None
@@ -307,7 +303,6 @@ def router_card(name: str, router: ModelRouter, allowed: Collection[str] | None)
 
 
 def _flags(request: Request, *names: str) -> list[bool | None]:
-    """Return None for absent parameters."""
     for name in request.query_params:
         if name not in names:
             raise InvalidRequest(f"Unknown parameter '{name}'.", param=name, code="unknown_parameter")

@@ -1,4 +1,4 @@
-"""`GET /`: the page for browsers, and its files. The page needs no key, but its requests do."""
+"""Page for browsers. It needs no key, but its requests do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POLICY = "; ".join(
         "trusted-types dompurify",
     )
 )
-"""Model output can neither run nor fetch anything, even if it passes the page's own sanitizer."""
+"""Model output can neither run nor fetch anything, even behind a broken sanitizer."""
 SECURITY_HEADERS = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
@@ -40,7 +40,7 @@ SECURITY_HEADERS = {
 
 
 class PageRoutes:
-    """Reads the files at the first request, to save memory on servers without browsers."""
+    """Files are read at the first request, to save memory."""
 
     def __init__(self, state: AppState) -> None:
         self._is_served = state.options.page
@@ -95,4 +95,4 @@ def _takes_gzip(accepted: str) -> bool:
 
 
 ROUTER = ApiRouter[AppState](PageRoutes, is_hidden=lambda state: not state.options.page)
-"""Without the page, its paths need no key and return 404."""
+"""Hidden paths need no key and return 404."""

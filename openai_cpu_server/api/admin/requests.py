@@ -1,6 +1,3 @@
-"""Live requests: listed, cancelled with an error, stopped without one (`/control`), and resumed
-(`/stream`)."""
-
 from __future__ import annotations
 
 import contextlib
@@ -36,7 +33,7 @@ from openai_cpu_server.http.routes import ApiRoute, ApiRouter, JsonSchema
 
 class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    """Id of the API object and number of the sequence: `chatcmpl-123/0`."""
+    """`chatcmpl-123/0`: API object and number of the sequence."""
     object: str = "request"
     priority: str
     state: str
@@ -44,14 +41,14 @@ class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     age_s: float
     client: str
-    """Name of the API key, else the body's `user`, else part of a key's digest. Administrators' keys also see
-    the address."""
+    """Name of the API key, else the body's `user`, else part of a key's digest. Administrators also see the
+    address."""
     position: int | None
-    """Position near the head of the queue, from 1."""
+    """Counts from 1, near the head alone."""
     first_token_ms: float | None
-    """Estimate from now, if there is a position. For embeddings, until the first vector."""
+    """Estimate from now, if there is a position. Embeddings: until the first vector."""
     inputs: int | None
-    """Texts to embed or score, or None if it generates."""
+    """Texts to embed or score. None if it generates."""
     inputs_done: int | None
 
 
@@ -72,7 +69,6 @@ class ControlAction(enum.Enum):
     REASONING_END = "reasoning_end"
 
     def on(self, running: OpenCall) -> None:
-        """Apply the action. Raises RequestEnded, NotThinking."""
         if self is ControlAction.STOP:
             running.stop()
         else:

@@ -1,5 +1,3 @@
-"""`/v1/stats` and `/v1/cache`: counts since the start and in the last minutes, and the caches."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -50,10 +48,10 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     """Computed tokens per second."""
 
     output_now: float
-    """Average of the last 10 to 20 seconds."""
+    """Last 10 to 20 seconds."""
     output_since_start: float
     computed_now: float
-    """Includes prompt tokens, except those from the prefix cache."""
+    """Includes prompt tokens, except cached ones."""
     computed_since_start: float
 
 
@@ -61,7 +59,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     drafted_since_start: int
     accepted_since_start: int
     acceptance_rate: float | None
-    """Rate of the last five minutes, or None without drafts."""
+    """Last five minutes. None without drafts."""
 
 
 class MemoryEfficiency(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +69,7 @@ class MemoryEfficiency(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_held: int
     full_contexts_bytes: int
     saved_share: float | None
-    """1 - held / full, or None while idle."""
+    """1 - held / full. None while idle."""
 
 
 class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +92,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     throughput: Throughput
     speculation: Speculation
     memory: MemoryEfficiency | None
-    """Set, like `cache`, after the engine's first step."""
+    """Set, like `cache`, after the first step."""
     cache: CacheUse | None
 
 
@@ -111,7 +109,7 @@ class KvPool(msgspec.Struct, frozen=True, kw_only=True):
     total: Amount
     used: Amount
     shared: Amount
-    """Used blocks that several requests hold."""
+    """Blocks that several requests hold."""
 
 
 class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +124,6 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
 
     running_requests: int
     full_contexts_bytes: int
-    """`running_requests` times the size of a context."""
     pool_used_bytes: int
     saved_bytes: int
 
@@ -143,14 +140,14 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
 
     object: str = "cache.stats"
     pool: KvPool | None
-    """Set, like `cache` and `savings`, after the engine's first step."""
+    """Set, like `cache` and `savings`, after the first step."""
     cache: PrefixCache | None
     savings: Savings | None
     prompt_tokens: int
     cached_tokens: int
     hit_rate: float | None
     answers: AnswerCacheSize | None = None
-    """Answer cache, or None if there is none or it fails."""
+    """Null without an answer cache, or if it fails."""
 
 
 _CACHES = ("prompts", "answers")
@@ -225,8 +222,7 @@ class StatsRoutes:
         )
 
     def _engines_with_prompts(self) -> list[Engine]:
-        """Clearing needs all engines. A model without a process may have a cache in a file, which one that
-        loads is about to read."""
+        """Include a model without a process, which may be about to read a cache file."""
         engines = [model.engine for model in self._models.current]
         for engine in engines:
             if engine.state not in (EngineState.READY, EngineState.ASLEEP, EngineState.FAILED):
@@ -314,7 +310,7 @@ def _cache(held: Sequence[EngineCache]) -> PrefixCache:
 
 
 def _savings(held: Sequence[EngineCache]) -> Savings:
-    """Never negative, because the last step's pool may hold a request that has just ended."""
+    """Clamp at 0, because the last step's pool may hold a request that has just ended."""
     full = sum(each.num_running * each.info.context_limit * each.info.kv_bytes_per_token for each in held)
     used = sum(each.kv.pool_tokens_used * each.info.kv_bytes_per_token for each in held)
     return Savings(

@@ -1,5 +1,3 @@
-"""`POST /tokenize` and `POST /detokenize`, in the formats of llama-server and vLLM at once."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -52,9 +50,9 @@ class TokenizeBody(Body):
     return_token_strs: bool | None = None
 
     add_generation_prompt: bool | None = None
-    """End messages where the model answers. Default: true."""
+    """Default: true."""
     continue_final_message: bool | None = None
-    """Continue the assistant's last message, as by default unless `add_generation_prompt` is false."""
+    """Default: unless `add_generation_prompt` is false."""
     tools: Tools | None = None
     chat_template: str | None = None
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
@@ -74,20 +72,20 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     tokens: Annotated[list[Union[int, None]], Field(max_length=262_144, fail_fast=True)]
-    """Ids; null, as `/tokenize` returns it for a row of a picture or a sound, has no text."""
+    """Null, as `/tokenize` returns it for a row of a picture or sound, has no text."""
 
 
 _MEDIA = "<__media__>"
-"""Marker of a picture or a sound in a prompt's text, as in llama-server."""
+"""Marker of llama-server."""
 _SLICE = 10_000
-"""Pieces that are encoded at once, because other threads wait for the interpreter meanwhile."""
+"""Pieces encoded at once, because other threads wait meanwhile."""
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
     id: int | None
-    """Null for a row of a picture or a sound, which is not a token."""
+    """Null for a row of a picture or sound."""
     piece: Union[str, tuple[int, ...]]
-    """Text, or the bytes of an incomplete character."""
+    """Bytes for an incomplete character."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -192,7 +190,7 @@ class TokenRoutes:
 def _tokenized(
     body: TokenizeBody, model: ServedModel, limit: int | None, params: GenerationParams | None
 ) -> bytes:
-    """Encoded in the same thread, because the pieces can be many times larger than the body."""
+    """Encode in the same thread, because the pieces can be many times larger than the body."""
     tokens, texts = _tokens(body, model, limit, params), None
 
     def pieces(token: int) -> bytes:
@@ -252,7 +250,6 @@ def _prompt_ends(body: TokenizeBody, messages: Messages, has_marks: bool | None)
 
 
 def _applied(body: ApplyTemplateBody, params: GenerationParams, model: ServedModel) -> AppliedTemplate:
-    """The first token that the tokenizer adds to any prompt is left out."""
     ends = PromptEnds(begins_answer=body.add_generation_prompt is not False)
     tokens, tokenizer = tokens_of(params, model, ends), model.tokenizer
     begins = tokenizer.adds_bos and tokens[:1] == (tokenizer.bos,)

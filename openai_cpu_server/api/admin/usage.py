@@ -1,5 +1,3 @@
-"""`GET /v1/usage`: use of keys by day, key and model, with costs."""
-
 from __future__ import annotations
 
 import re
@@ -23,7 +21,7 @@ _LISTED, _MAX_LISTED = 100, 1000
 _MOST_NAMES = 100
 _KNOWN = frozenset({"start", "end", "model", "key", "group_by", "limit", "after", "order"})
 _NAMELESS = "-"
-"""Stands in ids for the empty name; no key has this name."""
+"""Empty name, which no key has."""
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,23 +30,23 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "usage"
     day: str | None
-    """`YYYY-MM-DD`, in UTC."""
+    """`YYYY-MM-DD` in UTC."""
     key: str | None
-    """Name of the key, or "" without a named key, as for `--api-key` and on a server without keys."""
+    """Empty without a named key, as for `--api-key`."""
     model: str | None
     requests: int
-    """Computed calls and rows of batches."""
+    """Computed calls and batch rows."""
     input_tokens: int
     cached_tokens: int
     output_tokens: int
     audio_seconds: float
     cpu_seconds: float
     recalled_requests: int
-    """Calls answered by the answer cache. The other numbers do not count these and their tokens."""
+    """Calls answered by the answer cache, which other numbers exclude."""
     recalled_input_tokens: int
     recalled_output_tokens: int
     cost: float | None
-    """At current prices, or null if no model in the sum has one."""
+    """Price at present. Null if no model in the sum has one."""
 
 
 class UsageList(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +129,7 @@ def _names(query: QueryParams, param: str) -> tuple[str, ...] | None:
 
 
 def _groups(query: QueryParams) -> tuple[str, ...]:
-    """Names may be separated by commas or repeated. An empty one sums up everything."""
+    """An empty name sums up everything."""
     if "group_by" not in query:
         return GROUPS
     names = {name for one in query.getlist("group_by") for name in one.split(",") if name}

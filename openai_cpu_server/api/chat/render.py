@@ -1,5 +1,3 @@
-"""Rendering of `chat.completion` and its chunks."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -38,7 +36,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def called_functions(parts: Sequence[Part]) -> list[CalledFunction | CalledCustom]:
-    """Return the calls in order. The last one's arguments or text may be cut."""
+    """Return the calls in order. The last may be cut."""
     calls: list[CalledFunction | CalledCustom] = []
     for part in parts:
         if isinstance(part, CallBegin):
@@ -66,7 +64,7 @@ _EMPTY = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":null}'
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
     content: str | None
-    """Null if the message has only tool calls or reasoning."""
+    """Null with only tool calls or reasoning."""
     reasoning_content: Union[str, UnsetType] = UNSET
     reasoning: Union[str, UnsetType] = UNSET
     """Newer name of `reasoning_content`."""
@@ -143,7 +141,7 @@ class ChatRenderer:
 
 class _TextChoice:
     def __init__(self, index: int, pieces: PieceTexts | None) -> None:
-        """`pieces`: None if no log-probabilities are shown."""
+        """`pieces`: None without log-probabilities."""
         self._index = index
         self._pieces = pieces
         self._is_open = False
@@ -177,8 +175,7 @@ class _TextChoice:
 
 
 class _PartsChoice(_TextChoice):
-    """Choice with reasoning, content and calls. Text that may begin another part is held back with its
-    scores."""
+    """Reasoning, content and calls. Text that may begin another part is held back with its scores."""
 
     def __init__(
         self, index: int, pieces: PieceTexts | None, call: ResolvedRequest, new_id: renderer.NewId

@@ -1,5 +1,3 @@
-"""Routes of `/v1/chat/completions`."""
-
 from __future__ import annotations
 
 from functools import partial

@@ -1,5 +1,3 @@
-"""Body of `POST /v1/chat/completions`: messages, tools and their choice."""
-
 from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Union
@@ -51,7 +49,7 @@ class ChatTextTool(shared.OpenBody):
 
 
 AnyTool = Annotated[Union[Tool, ChatTextTool, shared.ForeignKind], by_type()]
-"""Tool of a chat. Types that are not supported here are left out."""
+"""Unsupported types are left out."""
 
 
 class FunctionName(Body):
@@ -114,14 +112,14 @@ class TextPart(shared.OpenBody):
     @model_validator(mode="before")
     @classmethod
     def _refused_before(cls, part: object) -> object:
-        """Take a refusal, maybe one of another service, for text."""
+        """Take a refusal, maybe of another service, for text."""
         if isinstance(part, dict) and part.get("type") == "refusal" and "text" not in part:
             return {**part, "text": part.get("refusal")}
         return part
 
 
 REASONING_TYPES = ("thinking", "reasoning")
-"""Types of parts with reasoning, from Mistral and LangChain."""
+"""Parts of Mistral and LangChain."""
 Part = Annotated[Union[TextPart, shared.ForeignKind], by_type()]
 Content = shared.TextOrList[shared.ListOf[Part]]
 
@@ -129,7 +127,7 @@ Content = shared.TextOrList[shared.ListOf[Part]]
 class SentFunction(shared.OpenBody):
     name: str
     arguments: str | shared.JsonObject | None = None
-    """Text from this server. Other servers have written objects, or nothing."""
+    """Text from this server. Other servers write objects or nothing."""
 
 
 class SentToolCall(shared.OpenBody):
@@ -140,7 +138,7 @@ class SentToolCall(shared.OpenBody):
     @model_validator(mode="before")
     @classmethod
     def _of_other_tools(cls, call: object) -> object:
-        """Convert the call of a custom tool, as other services write it, to one of a function."""
+        """Accept a custom tool's call, as other services write it."""
         custom = call.get("custom") if isinstance(call, dict) and call.get("type") == "custom" else None
         if not isinstance(call, dict) or not isinstance(custom, dict):
             return call
@@ -177,18 +175,17 @@ class ChatBody(shared.GenerationBody, shared.ReasoningBody, shared.PredictionBod
     max_completion_tokens: shared.OutputLimit = None
     max_tokens: shared.OutputLimit = None
     truncate_prompt_tokens: shared.LastTokens | None = None
-    """vLLM's number of last tokens to keep, or -1 for as many as fit."""
+    """vLLM's number of last tokens, or -1 for as many as fit."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    """vLLM's and llama-server's. A last message of the assistant is always continued, so both fields must
-    agree."""
+    """vLLM's and llama-server's. An assistant's last message is always continued, so both must agree."""
     logprobs: bool | None = None
     top_logprobs: shared.TopLogprobs | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template: str | None = None
-    """Name of one of the model's templates, such as `tool_use`."""
+    """Name among the model's templates, such as `tool_use`."""
     functions: Functions | None = None
-    """Deprecated, like `function_call`. The answer then has a `function_call`, too."""
+    """Deprecated. The answer then has a `function_call`, too."""
     function_call: FunctionCall | None = None

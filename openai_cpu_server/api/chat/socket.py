@@ -1,5 +1,3 @@
-"""WebSocket of `/v1/chat/completions`: many requests at once, each handled like a POST."""
-
 from __future__ import annotations
 
 import contextlib
@@ -26,7 +24,6 @@ _MAX_NAME_CHARS = 64
 
 class SocketRequest(msgspec.Struct, frozen=True):
     name: str | None
-    """Client's own `request_id`."""
     body: bytes
 
 
@@ -36,7 +33,7 @@ class SocketCancel(msgspec.Struct, frozen=True):
 
 
 def read_message(data: bytes) -> Union[SocketRequest, SocketCancel]:
-    """Parse a message. Anything but an object is a `SocketRequest`. Raises InvalidRequest, TooManyValues."""
+    """Accept anything but an object as a `SocketRequest`. Raises InvalidRequest, TooManyValues."""
     check_json_size(data, most_numbers=MOST_TOKENS)
     try:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
@@ -69,7 +66,6 @@ def with_request_id(name: str, json_object: bytes) -> bytes:
 
 
 def wait_event(name: str, call_id: str, news: QueuePlace | ModelLoading) -> bytes:
-    """Report a wait, which is possible only before a request's first chunk."""
     fields: dict[str, object] = {"request_id": name, "id": call_id}
     if isinstance(news, ModelLoading):
         fields |= {"loaded": round(news.fraction, 2), "object": "model.loading"}
@@ -131,7 +127,7 @@ class ChatExchange:
             request.cancel()
 
     async def _refuse(self, error: Exception) -> None:
-        """Answer a message that begins no request. It counts like a rejected POST."""
+        """Answer a message that begins no request, counted like a rejected POST."""
         request_log = self._socket.new_request_log(has_headers=True)
         async with self._socket.serving(request_log):
             with contextlib.suppress(errors.Unauthorized, errors.Forbidden):
@@ -164,7 +160,7 @@ class ChatExchange:
         self._socket.start(partial(self._serve, request))
 
     async def _serve(self, request: _Request) -> None:
-        """Send the last message after the request has released its resources and its name."""
+        """Send the last message after the request has released its resources and name."""
         name, request_log, headers = request.name, request.request_log, dict[str, str]()
         async with self._socket.serving(request_log) as served:
             try:
@@ -203,7 +199,7 @@ class ChatExchange:
 
 
 def _failed(name: str | None, request_log: RequestLog, error: Exception, headers: Mapping[str, str]) -> bytes:
-    """`name`: None for an error without a request, such as an unknown one to cancel."""
+    """`name`: None without a request, such as an unknown one to cancel."""
     fields = {
         "request_id": name,
         "status": failure_of(error).status,

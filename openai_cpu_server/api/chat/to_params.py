@@ -1,5 +1,3 @@
-"""Conversion of a `ChatBody` to a `GenerationParams`: messages, attachments, tools and limits."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -80,7 +78,7 @@ def _max_tokens(body: schema.ChatBody) -> LimitParam | None:
 
 
 def checked_messages(messages: Sequence[schema.Message]) -> list[dict[str, object]]:
-    """Return the messages with known fields under their newest names. Raises InvalidRequest."""
+    """Return known fields under their newest names. Raises InvalidRequest."""
     for index, message in enumerate(messages):
         _check(message, f"messages[{index}]")
     for at, part, is_latest in _foreign_parts(messages):
@@ -100,7 +98,7 @@ def unsupported_parts(messages: Sequence[schema.Message]) -> list[str]:
 
 
 def message_attachments(messages: Sequence[schema.Message]) -> list[Attachment]:
-    """Return all attachments. Images in the last message carry a refusal for models without vision."""
+    """Attach a refusal for models without vision to the last message's images."""
     attachments: list[Attachment] = []
     for at, part, is_latest in _foreign_parts(messages):
         refusal = _unseen(part, f"{at}.type") if is_latest else None
@@ -109,7 +107,7 @@ def message_attachments(messages: Sequence[schema.Message]) -> list[Attachment]:
 
 
 def _foreign_parts(messages: Sequence[schema.Message]) -> Iterator[tuple[str, ForeignKind, bool]]:
-    """Yield the parts with their paths, and True for those of a last message by the user."""
+    """Yield True for parts of a last message by the user."""
     for index, message in enumerate(messages):
         is_latest = index == len(messages) - 1 and message.role == "user"
         for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
@@ -148,7 +146,7 @@ def _misplaced(param: str, role: str) -> InvalidRequest:
 
 
 def sent_reasoning(message: schema.Message) -> str | None:
-    """Return the reasoning, which clients send back under one or all names, or as parts of the content."""
+    """Clients send it under one or all names, or as parts of the content."""
     thoughts = [
         words_in(part.fields.get("thinking") or part.fields.get("text"))
         for _, part, _ in _foreign_parts([message])
@@ -253,7 +251,7 @@ def _function(function: schema.LegacyFunction, path: str) -> FunctionParam:
 
 
 def _unsupported_tools(body: schema.ChatBody) -> list[str]:
-    """Reject tools of MCP servers, because a chat's answer has no place for their calls."""
+    """Reject MCP tools, because a chat's answer has no place for their calls."""
     others = [
         (f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ()) if isinstance(tool, ForeignKind)
     ]

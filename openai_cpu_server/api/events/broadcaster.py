@@ -1,4 +1,4 @@
-"""Steps and rates of the engines for all listeners. Without listeners the engines send no steps."""
+"""Steps and rates for all listeners. Without listeners the engines send no steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Slice:
 
 
 class RateWindow:
-    """Last ten seconds in slices of bounded size."""
+    """Ten seconds in slices of bounded size."""
 
     def __init__(self, now_s: float) -> None:
         self._began_s = now_s
@@ -89,9 +89,9 @@ FOR_ADMINISTRATORS = 8
 MOST_OF_ONE = 4
 MOST_OF_ADMINISTRATOR = 8
 _MAX_STEPS = 1000
-"""Buffered steps, about 4 KiB each with 16 sequences. Older ones are dropped."""
+"""About 4 KiB each with 16 sequences. Older ones are dropped."""
 _MAX_READ_AT_ONCE = 100
-"""Live requests up to which all are read for each new request; with more, ten times a second."""
+"""Above this number live requests are read ten times a second, not for each new one."""
 _LOOK_S = 0.1
 
 
@@ -115,7 +115,7 @@ class FeedNews(NamedTuple):
 
 
 class StepBroadcaster:
-    """Owned by one event loop's thread."""
+    """Owned by one event loop."""
 
     def __init__(self, models: ModelRegistry, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._models = models
@@ -128,10 +128,10 @@ class StepBroadcaster:
         self.pace = RateWindow(clock())
         self._generating: dict[str, float] = {}
         self._ages: dict[str, tuple[float, bool]] = {}
-        """Submission time, and whether output existed at the last look, by live request."""
+        """Submission time, and whether output existed at the last look."""
         self._looked_s = 0.0
         self._live: dict[str, tuple[ServedModel, float, Sequence[LiveRequest]]] = {}
-        """Model, time and live requests of the last look, by name of the model."""
+        """Model, time and live requests of the last look."""
 
     def check_room(self, subscriber: Subscriber) -> None:
         num_own = self._listeners.count(subscriber)
@@ -144,7 +144,7 @@ class StepBroadcaster:
 
     @contextmanager
     def listening(self, subscriber: Subscriber) -> Iterator[None]:
-        """Record steps while the context is entered. Raises TooManyWatchers."""
+        """Record steps until the context ends. Raises TooManyWatchers."""
         self.check_room(subscriber)
         if not self._listeners:
             self.pace = RateWindow(self._clock())
@@ -166,7 +166,7 @@ class StepBroadcaster:
         return self._states.get(model.name)
 
     def requests_of(self, model: ServedModel) -> Sequence[LiveRequest]:
-        """Return live requests, cached briefly for all listeners."""
+        """Cache live requests briefly for all listeners."""
         now_s = self._clock()
         seen, looked_s, requests = self._live.get(model.name, (None, 0.0, ()))
         if seen is not model or now_s - looked_s >= _LOOK_S:
@@ -175,7 +175,6 @@ class StepBroadcaster:
         return requests
 
     def look_for_models(self) -> None:
-        """Watch the successors of replaced models."""
         for model in self._models.current:
             if model not in self._current_models:
                 self._watch(model)
@@ -213,7 +212,7 @@ class StepBroadcaster:
                     self._add_output(model, part, now_s)
 
     def _add_output(self, model: ServedModel, part: TracePart, now_s: float) -> None:
-        """The first output is a first token, unless the request had output before the stream began."""
+        """Count output as a first token unless the request had some before the stream began."""
         last_s = self._generating.get(part.id)
         self._generating[part.id] = now_s
         if last_s is not None:

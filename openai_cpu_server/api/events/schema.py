@@ -9,7 +9,7 @@ from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.http.options import SchedulingOptions
 
 VERSION = 1
-"""Increases when a field changes its meaning or disappears, not for new fields and types."""
+"""Increases when a field changes or disappears, not for new ones."""
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="restart"):
@@ -31,16 +31,16 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     loaded: float
     quantisation: str | None
     context_length: int | None
-    """Set, like the next three, if the model is known."""
+    """Set, like the next three, once the model is known."""
     max_seqs: int | None
     threads: int | None
     threads_computing: int | None
     is_throttled: bool
-    """True if a control group's CPU quota takes cores."""
+    """Cores limited by a control group's quota."""
     kv_tokens: int
     kv_tokens_used: int
     memory_bytes: int
-    """Resident memory of the process with the mapped model file, or 0."""
+    """Resident memory with the mapped model file, or 0."""
     placement: DevicePlacement | None
     draft_placement: DevicePlacement | None
     restarts: int
@@ -53,9 +53,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="he
     server: str
     at: float
     sees: str
-    """Scope of names: `all` for administrators and servers without keys, else `own`."""
+    """`all` for administrators and servers without keys, else `own`."""
     types: list[str]
-    """Events that follow; some need other keys."""
+    """Some need other keys."""
     interval_ms: int
     models: list[ModelState]
     restarts: list[Restart]
@@ -72,15 +72,15 @@ class StepPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sequences: int = 1
     prompt: int = 0
     decode: int = 0
-    """Token from which the next one is sampled."""
+    """Token from which the next is sampled."""
     forced: int = 0
-    """Output tokens that the grammar determines."""
+    """Output tokens determined by the grammar."""
     draft: int = 0
     accepted: int = 0
     output: int = 0
     encoding_ms: float = 0
     sound_ms: float = 0
-    """Part of that for sounds."""
+    """Part for sounds."""
     why: str | None = None
     """Reason for most of the tokens: `decode`, `prompt`, `forced`, `draft`, `least` (beyond the step's
     time, against starvation), `tile` (nearly free), `batch-floor` (paid by batch work's share of time),
@@ -95,17 +95,17 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ms: float
     predicted_ms: float
     tokens: int = 0
-    """Computed tokens without padding. 0 if the step only moved KV cells."""
+    """Excludes padding. 0 if only KV cells moved."""
     encoding_ms: float = 0
     sound_ms: float = 0
     padding: int = 0
-    """Padding tokens, which make the step faster."""
+    """Makes the step faster."""
     merged: int = 1
-    """Number of merged steps. Other numbers are sums."""
+    """Merged steps, whose other numbers are sums."""
     interrupted: bool = False
-    """Discarded for a new interactive request."""
+    """Discarded for an interactive request."""
     preemptions: int = 0
-    """Sequences that gave up their KV cells for it."""
+    """Sequences that gave up KV cells for it."""
     adapter: str | None = None
     parts: list[StepPart] = []
 
@@ -113,7 +113,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="step"):
     steps: list[StepReport]
     dropped: int
-    """Steps lost since the last event, because the reader was too slow."""
+    """Steps lost by a slow reader since the last event."""
 
 
 class LiveSequence(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,17 +132,17 @@ class Waiting(LiveSequence, frozen=True, kw_only=True):
     """Waiting sequence. It has output after a preemption or a crash of the engine."""
 
     position: int | None
-    """Position from 1, or None far from the head or while the engine is not ready."""
+    """Counts from 1. None far from the head or without a ready engine."""
     first_token_ms: float | None
     why: str | None
-    """`slot` (all are taken), `cells` (the KV pool is full), `prefix` (another request is computing a
-    shared prefix), `engine` (its model is loading or restarts), or None if unknown."""
+    """`slot` (all are taken), `cells` (the KV pool is full), `prefix` (another request is computing it),
+    `engine` (loading or restarting), or None if unknown."""
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="queue"):
     sizes: dict[str, QueueSizes]
     waiting: list[Waiting]
-    """First hundred in order for each model, without those of other keys."""
+    """First hundred for each model, without those of other keys."""
 
 
 class Running(LiveSequence, frozen=True, kw_only=True):
@@ -171,7 +171,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     used_blocks: int
     shared_blocks: int
     tiles: int
-    """Resolution of the picture of the pool."""
+    """Resolution of the pool's picture."""
     tile_blocks: int
     holdings: list[Holding]
 
@@ -193,7 +193,7 @@ class ModelCache(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     pool: Pool
     prompts: Prompts | None
-    """Prefix cache, or None, like `answers`, for keys without the scope `admin`."""
+    """Null, like `answers`, without the scope `admin`."""
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):

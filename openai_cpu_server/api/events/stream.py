@@ -1,5 +1,4 @@
-"""Stream of `GET /v1/events`: one kind of event at a time, the most overdue first, with names for requests
-of the listener's own key and counts for others."""
+"""Stream of events: the most overdue kind first, with names only for the listener's own requests."""
 
 from __future__ import annotations
 
@@ -79,7 +78,7 @@ class EventFilter:
         return Client.of_label(client).shown_to(self.identity)
 
     def parts(self, parts: Sequence[TracePart]) -> list[schema.StepPart]:
-        """Return the key's own parts, followed by one part for each priority of others."""
+        """Return the key's own parts, then one part per priority of others."""
         own, others = self._divided(parts)
         shown = [
             schema.StepPart(
@@ -128,13 +127,13 @@ def _united(holdings: Iterable[TraceHolding]) -> list[tuple[int, int]]:
 
 
 MOST_STEPS = 50
-"""Steps in one event, about one per two pixels in a picture of a minute."""
+"""Steps per event, about one per two pixels of a minute's picture."""
 
 
 def step_reports(
     seen: Sequence[SeenStep], event_filter: EventFilter, *, wall_s: float
 ) -> list[schema.StepReport]:
-    """Return steps of models that the key may use. `wall_s`: Unix time at zero of the monotonic clock."""
+    """Return steps of allowed models. `wall_s`: Unix time at zero of the monotonic clock."""
     steps = [_report(one, event_filter, wall_s) for one in seen if event_filter.has_model(one.model.names)]
     size = -(-len(steps) // MOST_STEPS)
     if size <= 1:
@@ -198,7 +197,7 @@ PERIODS_S = {
     "cache": 1.0,
     "rate": 2.0,
 }
-"""Steps get every turn that no other kind needs, at least half of them."""
+"""Steps get each turn that no other kind needs, at least half."""
 
 
 class EventSchedule:
@@ -207,7 +206,7 @@ class EventSchedule:
         self._due_s = dict.fromkeys(periods_s, now_s)
 
     def due(self, now_s: float) -> Iterator[str]:
-        """Yield the kinds that are due. Taking one restarts its interval."""
+        """Yield due kinds. Taking one restarts its interval."""
         kinds = [kind for kind, due_s in self._due_s.items() if due_s <= now_s]
         for kind in sorted(kinds, key=self._due_s.__getitem__):
             self._due_s[kind] = now_s + self._periods_s[kind]
@@ -345,7 +344,6 @@ class EventListener:
         return [one for one in live if one.state is state and self.filter.owns(one.client)]
 
     def _waiting(self, model: ServedModel, status: EngineStatus) -> list[schema.Waiting]:
-        """Requests with a position come first, then the oldest."""
         state = self.hub.state_of(model) or _NO_STATE
         whys = {wait.id: wait.why for wait in state.waits}
         is_ready = status.state is EngineState.READY
@@ -432,7 +430,7 @@ def _cache(
 logger = logging.getLogger(__name__)
 
 _KEY_S = 1.0
-"""Longest time until a stream ends after its key was revoked or changed."""
+"""Longest time until a stream ends after its key was changed."""
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -480,7 +478,7 @@ class EventRoutes:
             await response(scope, receive, send)
 
     async def _messages(self, listener: EventListener, scope: AsgiScope) -> AsyncIterator[bytes]:
-        """An event is made only when the previous one has been sent."""
+        """Make an event only when the previous one has been sent."""
         yield _encoded(listener.hello())
         context, checked_s = context_of(scope), time.monotonic()
         while True:

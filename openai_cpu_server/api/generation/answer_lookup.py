@@ -1,5 +1,3 @@
-"""Lookup of earlier answers before a call is submitted, and storage of those that end well."""
-
 from __future__ import annotations
 
 import asyncio
@@ -28,7 +26,7 @@ from openai_cpu_server.observe.ended import AnswerUse
 
 X_CACHE = "x-cache"
 _EMBED_S = 3.0
-"""Seconds for embedding a turn. After that its answer is computed."""
+"""Longest embedding of a turn."""
 
 
 class SimilarAnswers(NamedTuple):
@@ -38,7 +36,7 @@ class SimilarAnswers(NamedTuple):
 
 @dataclass(frozen=True)
 class AnswerLookup:
-    """Answer cache as an async context manager. All methods belong to one event loop's thread."""
+    """Owned by one event loop."""
 
     cache: AnswerCache
     models: ModelRegistry

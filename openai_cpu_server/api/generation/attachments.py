@@ -1,5 +1,3 @@
-"""Attached images and audio, which readers decode, and files."""
-
 from __future__ import annotations
 
 import asyncio
@@ -57,11 +55,11 @@ _ERRORS = {
 }
 _PIXEL_BYTES = 3
 _MOST_SIDES = {"low": 512}
-"""Longest side in pixels by the client's detail. Some encoders make fewer tokens of small images."""
+"""Longest side in pixels by detail. Some encoders make fewer tokens of small images."""
 _AS_THEY_ARE = ("auto", "high", "original")
 _MOST_CACHED_CHARS = 8 * 1024 * 1024
 _CONVERSATIONS = 4
-"""Conversations with the most media that may be in memory at a time."""
+"""Conversations with the most media in memory at a time."""
 _AGAIN_S = 5
 
 _T = TypeVar("_T")
@@ -74,7 +72,7 @@ ReadUpload = Callable[[str, str, int], Awaitable[bytes]]
 
 
 class _BudgetUsed(InvalidRequest):
-    """A limit for all attachments of a conversation together."""
+    """Limit for a conversation's attachments together."""
 
 
 class _Page(AttachmentSource, frozen=True, kw_only=True):
@@ -110,7 +108,7 @@ def _num_chars(parts: tuple[str | int, ...]) -> int:
 
 
 class AttachmentFinder:
-    """Resolver of attachments. Its methods belong to one event loop's thread."""
+    """Owned by one event loop."""
 
     def __init__(self, options: MediaOptions, upload: ReadUpload | None) -> None:
         self._options = options
@@ -119,10 +117,10 @@ class AttachmentFinder:
         self._decoded = LruCache[MediaItem](_PIXEL_BYTES * options.max_pixels)
         self._texts = LruCache[tuple[Union[str, int], ...]](_MOST_CACHED_CHARS)
         self._held: WeakValueDictionary[str, MediaItem] = WeakValueDictionary()
-        """Items of `_decoded` and of open requests, by digest."""
+        """Items of `_decoded` and open requests."""
 
     async def resolve(self, params: GenerationParams, model: ServedModel, owner: str) -> GenerationParams:
-        """Resolve all attachments, and replace unsupported ones by text. Raises InvalidRequest,
+        """Resolve attachments, and replace unsupported ones by text. Raises InvalidRequest,
         EngineUnavailable."""
         if params.recording is not None:
             return await self._cut(params, params.recording, model)
@@ -168,8 +166,8 @@ class AttachmentFinder:
         take: Callable[[Attachment], Awaitable[_T]],
         noun: str,
     ) -> tuple[dict[str, _T], dict[str, str]]:
-        """Return what `take` makes of attachments, and texts in place of earlier ones that are missing or too
-        many, by mark. Pages go before earlier ones. Raises InvalidRequest for those of the question."""
+        """Return what `take` makes, and texts for earlier ones that are missing or too many, by mark. Pages
+        go first. Raises InvalidRequest."""
         most = self._options.max_items
         latest = [one for one in attached if one.is_latest]
         of_documents = [one for one in attached if isinstance(one.source, _Page)]
@@ -212,7 +210,7 @@ class AttachmentFinder:
             raise wrong(message, latest[0].at)
 
     def _num_left_out(self, excess: int, num_earlier: int) -> int:
-        """Leave out several at once, so that the next turns share a cached beginning."""
+        """Leave out several at once, so that the next turns share a prefix."""
         step = max(1, self._options.max_items // 4)
         return min(num_earlier, -(-max(0, excess) // step) * step)
 
@@ -240,7 +238,6 @@ class AttachmentFinder:
     async def _with_documents(
         self, params: GenerationParams, model: ServedModel, owner: str, *, sees: bool
     ) -> GenerationParams:
-        """Insert the text of files, or words in place of earlier ones. Raises InvalidRequest."""
         files = [one for one in params.attached if one.source.kind is AttachmentKind.DOCUMENT]
         if not files:
             return params
@@ -364,7 +361,7 @@ class AttachmentFinder:
         return tuple(pieces)
 
     def _shared(self, item: _Item) -> _Item:
-        """Return the item that other requests hold, or this one, so that each exists once."""
+        """Share an equal item of other requests."""
         return cast("_Item", self._held.setdefault(item.digest, item))
 
     def _require_memory(self) -> None:
@@ -501,7 +498,7 @@ _CHARSET = re.compile(r"data:[^,]{0,200}?;\s*charset\s*=\s*\"?([^;,\"\s]{1,40})"
 _ESCAPES = {"%2B": "+", "%2F": "/", "%3D": "=", "%0D": "", "%0A": "", "%20": ""}
 """Escapes in base64. `unquote` takes 1.1 GB for 15 MB of them."""
 _AS_STANDARD = str.maketrans("-_", "+/", " \t\r\n=")
-"""Translation of the URL-safe alphabet, without line ends and padding."""
+"""URL-safe alphabet, without line ends and padding."""
 
 
 def _of_file(source: str, folder: Path | None, most_bytes: int) -> bytes:

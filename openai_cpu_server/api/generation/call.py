@@ -1,5 +1,3 @@
-"""Call that a `GenerationParams` becomes for one model."""
-
 from __future__ import annotations
 
 import hashlib
@@ -49,10 +47,10 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
     reason: str
     is_legacy: bool = False
     at_start: bool = False
-    """True if calls can only begin the output, whose content may then contain their marker."""
+    """True if calls only begin the output, whose content may contain their marker."""
 
     functions: Mapping[str, Mapping[str, frozenset[str]]] = {}
-    """Parameters that stand in the output as raw text, by callable function."""
+    """Parameters written as raw text, by callable function."""
     schemas: Mapping[str, JsonObject] = {}
     custom: frozenset[str] = frozenset()
 
@@ -62,7 +60,7 @@ class CallThinking(msgspec.Struct, frozen=True):
     stage: ThinkingStage
     is_hidden: bool = False
     ending: request.Constraint | None = None
-    """Constraint that ends the reasoning on request, or None if that is impossible."""
+    """Ends the reasoning on request. None if that is impossible."""
 
     @property
     def marks(self) -> request.OutputMarks:
@@ -110,12 +108,11 @@ class PartsReader:
 
 
 class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Resolved API call. `requests` has `best_of` sequences per prompt, of which the client gets `n`."""
+    """API call with `best_of` sequences per prompt, of which the client gets `n`."""
 
     id: str
     model: str
     created: int
-    """Unix time."""
     fingerprint: str
     prompts: tuple[Prompt, ...]
     requests: tuple[request.GenerationRequest, ...]
@@ -125,12 +122,12 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     include_usage: bool = False
     shown_logprobs: int | None = None
-    """Alternatives per token, or None to show no log-probabilities. `best_of` may still need them."""
+    """Alternatives per token, or None to show no log-probabilities, which `best_of` may still need."""
     timeout_s: float | None = None
     max_output_tokens: int = 0
-    """Limit of all sequences together, or 0 if the client has named none."""
+    """Limit of all sequences together, or 0 if unnamed."""
     default_limit: int | None = None
-    """Limit for a client that has named none, or None."""
+    """Limit if the client names none, or None."""
     context_ends_it: bool = False
     """True if the context leaves fewer tokens than client and server allow."""
     service_tier: str | None = None
@@ -167,7 +164,6 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fingerprint(info: ModelInfo, adapter_key: str | None = None) -> str:
-    """Identify this server version with this model file and adapter version."""
     facts = f"{PurePath(info.path).name}|{info.file_bytes}|{info.description}"
     if adapter_key is not None:
         facts += f"|{adapter_key}"

@@ -1,4 +1,4 @@
-"""Path of each generating call: choose the model, resolve, submit. Knows neither bytes nor HTTP."""
+"""Path of each generating call, which knows neither bytes nor HTTP."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _with_defaults(params: GenerationParams, chosen: ChosenModel) -> GenerationP
 def _with_turns(
     prompt: ConversationParam | ConversationsParam | PromptsParam, preset: Preset
 ) -> ConversationParam | ConversationsParam | PromptsParam:
-    """Leave a text to be continued as it is, because it has no turns."""
+    """Leave a text to be continued, which has no turns."""
     if isinstance(prompt, ConversationsParam):
         return msgspec.structs.replace(prompt, each=tuple(_led(one, preset) for one in prompt.each))
     if isinstance(prompt, ConversationParam):
@@ -250,7 +250,7 @@ class _GenerationPipeline:
         return call if routed is None else _routed(msgspec.structs.replace(call, model=routed.router), routed)
 
     async def _with_cached_answer(self, call: ResolvedRequest, chosen: ChosenModel) -> CachedAnswer:
-        """Find an earlier answer before token limits and queues apply."""
+        """Answer before token limits and queues apply."""
         self.context.request_log.priority = call.priority
         if self.service.answer_lookup is None:
             return CachedAnswer(call)

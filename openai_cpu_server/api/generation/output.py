@@ -1,5 +1,3 @@
-"""Constraint of the output from tools, the answer's form and the reasoning."""
-
 from __future__ import annotations
 
 import urllib.parse
@@ -70,7 +68,7 @@ _MOST_JOINED = 64
 
 @dataclass
 class JoinedSchema:
-    """Properties of a tool's schema and of those that its root refers to, by JSON pointer."""
+    """Properties of a schema and of those that its root refers to, by JSON pointer."""
 
     function: FunctionParam
     root: JsonObject
@@ -80,7 +78,7 @@ class JoinedSchema:
         self.properties: dict[str, str] = {}
         self.required: dict[str, None] = {}
         self.unenforced: dict[str, None] = {}
-        """Paths of keywords, in their order."""
+        """Paths of keywords, in order."""
         self._seen: set[str] = set()
         self._join(self.root, "", is_certain=True)
 
@@ -114,7 +112,6 @@ class JoinedSchema:
             self._join(ways, f"{pointer}/{keyword}", is_certain=False)
 
     def at(self, pointer: str) -> object:
-        """Return the value at a JSON pointer, or None."""
         found: object = self.root
         for part in pointer.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
@@ -133,12 +130,12 @@ class _Text(msgspec.Struct, frozen=True):
     """Some strings, and all values of other types."""
 
     choices: tuple[str, ...] = ()
-    """Strings, or () for any string."""
+    """Empty for any string."""
     others: frozenset[str] = frozenset()
 
 
 def _text_of(schema: object, joined: JoinedSchema, depth: int = 0) -> _Text | None:
-    """Return None if the schema is not a text, or a choice may look like another scalar."""
+    """Return None if the schema is not a text, or a choice looks like another scalar."""
     if not isinstance(schema, dict) or depth > _MOST_REFERENCES:
         return None
     keywords = schema.keys() - _NOTES
@@ -192,16 +189,16 @@ _BLANKS = r"[ \t\n\r]{0,40}"
 class PlannedOutput(msgspec.Struct, frozen=True):
     constraint: Constraint | None = None
     path: str | None = None
-    """Field that brought the constraint's grammar."""
+    """Source of the grammar."""
     unenforced: tuple[str, ...] = ()
     tool_calls: ToolCallStyle | None = None
     takes_stop: bool = True
     """False if a stop string could cut JSON or a demanded call."""
     thinking: CallThinking | None = None
     shows_marks: bool = False
-    """True if marks of reasoning are control tokens."""
+    """True if reasoning's marks are control tokens."""
     ignored: tuple[str, ...] = ()
-    """Paths of fields without meaning for the model."""
+    """Paths without meaning for the model."""
 
 
 def answer_output(form: FormParam | None, grammars: ModelGrammars) -> PlannedOutput:
@@ -230,7 +227,7 @@ class ToolOutputs:
         self._spelling = Spelling(blanks, partial(_control_token, tokenizer))
 
     def plan(self, tools: ToolsParam, use: ToolUse, form: FormParam | None) -> PlannedOutput:
-        """`form`: that of text, where there is text. Raises InvalidRequest."""
+        """`form`: of text, where there is text. Raises InvalidRequest."""
         answer = None if form is None else form.make(self._grammars)
         offers = self._offers(tools, 0.0 if answer is None else answer.share)
         parts = {rule: part for offer in offers for rule, part in offer.parts.items()}
@@ -308,7 +305,7 @@ class ToolOutputs:
     def _split_offer(
         self, rule: str, function: FunctionParam, schema: JsonObject, most_sets: int
     ) -> _OfferedFunction:
-        """Write each parameter by a grammar of its own. Additional ones are never written."""
+        """Write each parameter by its own grammar, never additional ones."""
         joined = JoinedSchema(function, schema)
         parameters, parts, share = list[Parameter](), dict[str, bytes](), 0.0
         unenforced = tuple(joined.unenforced)
@@ -379,13 +376,13 @@ EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096}
 """Reasoning tokens for templates that ignore the effort. `low` is LiteLLM's number."""
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _CLOSING_WORDS = "\n\nI have thought long enough and give my answer now.\n"
-"""Without it many models go on reasoning in the answer."""
+"""Many models continue reasoning in the answer without it."""
 
 
 class ThinkingPlan(msgspec.Struct, frozen=True):
     variables: Mapping[str, object]
     is_on: bool | None = None
-    """Decided by the template if None."""
+    """Template's choice if None."""
     skips_thinking: bool = False
     """True if the prompt must close the reasoning."""
     budget: int | None = None
@@ -393,7 +390,7 @@ class ThinkingPlan(msgspec.Struct, frozen=True):
 
 
 def thinking_plan(param: ReasoningParam, model: ModelThinking | None) -> ThinkingPlan:
-    """`model`: None if it does not reason. Variables reach its template all the same."""
+    """`model`: None if it does not reason, though variables reach its template."""
     is_on = param.is_on if param.is_on is not None or model is None else model.is_on
     budget = None if model is None else _budget(param, model)
     if budget == 0:
@@ -441,7 +438,7 @@ class ThinkingOutputs:
     def plan(
         self, output: PlannedOutput, plan: ThinkingPlan, prompt: ChatPrompt, *, has_stop: bool
     ) -> PlannedOutput:
-        """Return the output behind this prompt. Form and stop strings apply to the answer alone."""
+        """Apply form and stop strings to the answer alone."""
         form, stage = self.form, prompt.stage
         if stage is ThinkingStage.BEHIND and not (form.answer_end or form.answer_alone):
             return output

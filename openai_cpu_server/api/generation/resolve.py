@@ -1,4 +1,4 @@
-"""Resolution of a `GenerationParams` for one model. Pure, runs in any thread."""
+"""Pure, runs in any thread."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ from openai_cpu_server.prompt.template import fim_tokens
 
 UNENFORCED = "x-unenforced-schema-keywords"
 _ANSWER_ROOM = 1024
-"""Tokens for an answer without a limit if the prompt may be shortened."""
+"""Tokens for an unlimited answer to a prompt that may be shortened."""
 _MOST_CONTEXT = 2**20
 _TOO_LONG = "context_length_exceeded"
 
 
 def resolve(params: GenerationParams, context: ResolveContext) -> ResolvedRequest:
-    """Resolve, with fewer messages if it is too long. Raises InvalidRequest, PromptTooLong, DeadlyInput."""
+    """Resolve, with fewer messages if too long. Raises InvalidRequest, PromptTooLong, DeadlyInput."""
     assert not params.attached, "attachments are resolved earlier"
     assert params.recording is None, "likewise"
     try:
@@ -78,7 +78,7 @@ def resolve(params: GenerationParams, context: ResolveContext) -> ResolvedReques
 
 
 def router_caller_of(params: GenerationParams, caller: Caller) -> RouterCaller:
-    """Return on whose behalf the call is queued. Raises InvalidRequest for an unknown priority."""
+    """Return the client to queue for. Raises InvalidRequest for an unknown priority."""
     return RouterCaller(
         priority=caller.priority(field=params.priority, tier=params.service_tier),
         client=Client.of(caller.identity, params.user).label,
@@ -88,7 +88,7 @@ def router_caller_of(params: GenerationParams, caller: Caller) -> RouterCaller:
 
 
 def served_tier(requested_tier: str, priority: Priority) -> str:
-    """Return the tier, which a key's best priority or the header may have lowered."""
+    """A key's best priority or the header may have lowered the tier."""
     is_lowered = priority is Priority.BATCH and requested_tier in ("priority", "fast")
     return "flex" if is_lowered else requested_tier
 
@@ -349,13 +349,13 @@ def tokens_of(params: GenerationParams, model: ServedModel, ends: PromptEnds = _
 
 @dataclass
 class PromptMaker:
-    """Renderer of a conversation, whole or in part. Its creation raises InvalidRequest."""
+    """Renderer of a conversation. Creation raises InvalidRequest."""
 
     params: GenerationParams
     conversation: ConversationParam
     model: ServedModel
     info: ModelInfo | None
-    """Facts of the model, or None if it is not loaded."""
+    """Unknown (None) if the model is not loaded."""
     ends: PromptEnds = _WHOLE
 
     def __post_init__(self) -> None:
@@ -407,7 +407,7 @@ class PromptMaker:
 
 
 def _earlier_answers(messages: Sequence[MessageParam], info: ModelInfo) -> Written:
-    """Return those of this very model. Adapters change none of its tokens."""
+    """Return this very model's answers. Adapters change none of its tokens."""
     vocabulary = fingerprint(info) if any(message.own for message in messages) else ""
     return {
         index: message.own.tokens
@@ -474,7 +474,7 @@ def _prompt_room(params: GenerationParams, context: ResolveContext) -> int:
 
 
 _STRIDE = 8
-"""Exchanges to drop at a time, so that next turns share a computed prefix."""
+"""Exchanges dropped at a time, so that next turns share a prefix."""
 
 
 def shortened(
@@ -503,13 +503,13 @@ def _split(messages: Sequence[MessageParam], role: str) -> list[list[MessagePara
 
 
 _BLANK = "..."
-"""Placeholder of a turn, because templates may treat an empty one differently."""
+"""Placeholder, because templates may treat an empty turn differently."""
 
 
 def last_turn(
     messages: Sequence[MessageParam], tokens: Callable[[Sequence[MessageParam]], tuple[int, ...]]
 ) -> LastTurn | None:
-    """Return the last user turn with its surroundings. Raises the errors of `tokens`."""
+    """Return the last user turn. Raises the errors of `tokens`."""
     users = [index for index, message in enumerate(messages) if message.role == "user"]
     if not users:
         return None
@@ -524,7 +524,7 @@ Text = Union[str, Sequence[Union[int, str]]]
 
 
 def text_prompts(texts: PromptsParam, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
-    """Make prompts. Texts surely above `most_tokens` are not tokenized. Raises InvalidRequest."""
+    """Skip tokenizing texts surely above `most_tokens`. Raises InvalidRequest."""
     fills = texts.suffix or texts.files is not None or tokenizer.fim is not None
     if texts.suffix is None or not fills:
         return [_plain(prompt, tokenizer, most_tokens, echo=texts.echo) for prompt in texts.prompts]
@@ -561,7 +561,7 @@ def _fill_in(
 
 _PROJECT, _THIS_FILE = "myproject\n", "filename\n"
 _SNIPPET = "\n\n--- snippet ---\n\n"
-"""Texts of llama-server, like the two above, so that a model fills in the same."""
+"""llama-server's texts, like the two above, so that a model fills in the same."""
 
 
 def _files(files: Sequence[FileParam], fim: FimTokens, tokenizer: Tokenizer, room: int) -> list[int]:

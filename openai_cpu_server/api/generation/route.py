@@ -1,5 +1,3 @@
-"""HTTP side of the generating families, for whole answers and streams."""
-
 from __future__ import annotations
 
 import re
@@ -102,7 +100,7 @@ def event_source(
     ping: Callable[[], ServerSentEvent] = lambda: _KEEP_ALIVE,
     grace_s: float = 0,
 ) -> EventSourceResponse:
-    """`ping`: keepalive of idle streams. `grace_s`: time to go on at shutdown."""
+    """`ping`: keepalive of idle streams. `grace_s`: time to continue at shutdown."""
     return EventSourceResponse(
         encoded_events,
         headers={**NO_STORE_HEADERS, **headers},
@@ -115,14 +113,14 @@ def event_source(
 
 @dataclass(frozen=True)
 class EventStream:
-    """Response that owns its call, which ends with it."""
+    """Owns its call."""
 
     running: OpenCall
     renderer: Renderer
     _: KW_ONLY
     keep_alive_s: float
     items: AsyncIterator[StreamItem] | None = None
-    """Items to send, or None for the call's own."""
+    """Call's own if None."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         items = self.running.emit(self.renderer) if self.items is None else self.items
@@ -166,13 +164,13 @@ Gathering = Callable[[], Awaitable[dict[str, GatheredAnswer]]]
 
 @dataclass
 class BufferedBody:
-    """Message of a WebSocket before it is read, with its share of the quota for bodies."""
+    """Unread message of a WebSocket, with its share of the quota for bodies."""
 
     data: bytes
     quota: BodyQuota
 
     def take(self) -> bytes:
-        """Hand over the data, so that it is not kept while the answer waits."""
+        """Hand over the data, to free it while the answer waits."""
         data, self.data = self.data, b""
         return data
 
@@ -206,7 +204,7 @@ class ApiAdapter(msgspec.Struct, Generic[B], frozen=True):
     renderer: AnswerRenderer
 
     def read(self, data: bytes, *, lenient: bool) -> GenerationParams:
-        """Parse a body in any thread. Raises InvalidRequest, TooManyValues."""
+        """Parse in any thread. Raises InvalidRequest, TooManyValues."""
         return self.convert(*parse(self.schema, data, lenient=lenient), num_bytes=len(data))
 
     def convert(self, body: B, ignored: Ignored, *, num_bytes: int) -> GenerationParams:
@@ -217,7 +215,7 @@ class ApiAdapter(msgspec.Struct, Generic[B], frozen=True):
 
 
 def conversation_of(headers: Mapping[str, str]) -> str | None:
-    """Return None if the stream ends with its connection. Raises InvalidRequest for an invalid name."""
+    """Return None if the stream ends with its connection. Raises InvalidRequest."""
     name = headers.get(CONVERSATION_HEADER) or None
     if name is not None and not re.fullmatch(r"[!-~]{1,256}", name):
         raise wrong_value(CONVERSATION_HEADER, "1 to 256 characters without blanks")
@@ -262,14 +260,14 @@ class GenerationRoute:
     async def begin(
         self, data: bytes, context: RequestContext, attempt: CascadeAttempt = WITHOUT_GUARD
     ) -> RunningCall:
-        """Submit a body. The caller must enter the call. Raises as `GenerationService.begin`."""
+        """Submit a body, as `GenerationService.begin`."""
         return await self.service.begin(await self._read(data), context, attempt)
 
     def renderer(self, running: RunningCall) -> Renderer:
         return self.family.renderer.stream(running.call, running.model.pieces)
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """Answer a body without a request of its own, such as a row of a batch job."""
+        """Answer a body without its own request, such as a batch row."""
         params = await self._read(data)
         if params.stream:
             raise not_in_batches("stream")
@@ -290,7 +288,7 @@ async def whole_answer(
     renderer: AnswerRenderer,
     disconnect_guard: Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]] = lambda work: work(),
 ) -> bytes:
-    """`disconnect_guard`: runs the work while the client waits for the answer."""
+    """`disconnect_guard`: runs the work while the client waits."""
     async with running:
         answers = await disconnect_guard(running.gather)
     gathered = GatheredCall(running.call, running.model.pieces, answers, running.figures)
@@ -310,7 +308,7 @@ async def count_tokens(
     service: GenerationService,
     answer: Callable[..., msgspec.Struct] = InputTokens,
 ) -> Response:
-    """Count a prompt's tokens, without an engine."""
+    """Count without an engine."""
     data = await streamed_body(request)
     params = await off_loop(len(data), partial(family.read, data, lenient=service.options.lenient))
     context = context_of(request.scope)

@@ -1,5 +1,3 @@
-"""Live calls: streamed or collected, limited in time, and counted at their end."""
-
 from __future__ import annotations
 
 import asyncio
@@ -31,7 +29,7 @@ from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 
 def limit_time(work: Generation | Embedding, request_log: RequestLog, *limits_s: float | None) -> None:
-    """Apply the shortest limit, counted from the call's arrival."""
+    """Apply the shortest limit, counted from arrival."""
     timeout_s = min((limit_s for limit_s in limits_s if limit_s is not None), default=None)
     if timeout_s is not None:
         elapsed_s = time.monotonic() - request_log.started_s
@@ -39,7 +37,7 @@ def limit_time(work: Generation | Embedding, request_log: RequestLog, *limits_s:
 
 
 _AT_ONCE = 32
-"""Events after which other tasks of the event loop run."""
+"""Events after which other tasks run."""
 
 
 class TimedEvent(NamedTuple):
@@ -77,8 +75,6 @@ _MOST_FACTS = 131_072
 
 @dataclass
 class AnswerRecorder:
-    """Recorder that passes all events to `keep` if all requests end."""
-
     num_unfinished: int
     keep: Callable[[Sequence[TokenEvent]], None]
     _events: list[TokenEvent] | None = field(default_factory=list)
@@ -111,7 +107,7 @@ class CachedAnswer(NamedTuple):
 
 NEWS_INTERVAL_S = 1.0
 SETTLING_S = 0.25
-"""Even on an idle server a request waits for a step."""
+"""Wait for a step, even on an idle server."""
 _UNFINISHED = "unfinished"
 
 StreamItem = Union[QueuePlace, ModelLoading, Sequence[Chunk]]
@@ -123,7 +119,7 @@ def chunks_of(item: StreamItem, renderer: Renderer) -> Sequence[Chunk]:
 
 @dataclass
 class AnswerStream:
-    """Items of a stream, the last of which is the done marker or the error. Transports encode them."""
+    """Items, the last of which is the done marker or the error."""
 
     items: AsyncIterator[StreamItem]
     renderer: Renderer
@@ -170,10 +166,10 @@ class OpenCall(Protocol):
     def cancel(self) -> None: ...
 
     def stop(self) -> None:
-        """End the call with its output so far. Raises RequestEnded."""
+        """End with the output so far. Raises RequestEnded."""
 
     def stop_thinking(self) -> None:
-        """End the reasoning of all sequences without an answer yet. Raises NotThinking, RequestEnded."""
+        """End all reasoning that has no answer yet. Raises NotThinking, RequestEnded."""
 
     async def __aenter__(self) -> OpenCall: ...
 
@@ -181,7 +177,7 @@ class OpenCall(Protocol):
 
 
 _ENDED_BYTES = 512 * 1024
-"""Room for some 1,000 ids."""
+"""Some 1,000 ids."""
 
 
 class RunningCalls:
@@ -214,17 +210,17 @@ class RunningCalls:
 
 _DEAR_S = 1.0
 _REFUSALS_BYTES = 2**20
-"""Room for some 1,500 grammars."""
+"""Some 1,500 grammars."""
 
 
 class _GrammarRefusal(NamedTuple):
     message: str
     num_tokens: int
-    """Length of the output at which the grammar failed. Shorter outputs may succeed."""
+    """Output length at the failure. Shorter outputs may succeed."""
 
 
 class GrammarRefusals:
-    """Grammars that took more than a second to fail are refused at once from then on."""
+    """Grammars that took over a second to fail are refused at once from then on."""
 
     def __init__(self) -> None:
         self._refusals = LruCache[_GrammarRefusal](_REFUSALS_BYTES)
@@ -256,7 +252,7 @@ def _grammar_digest(call: ResolvedRequest, model: str) -> bytes:
 
 @dataclass(eq=False)
 class RunningCall:
-    """Submitted call. Leaving it cancels what still runs, and counts the output."""
+    """Leaving it cancels what still runs, and counts the output."""
 
     call: ResolvedRequest
     generation: Generation
@@ -302,7 +298,7 @@ class RunningCall:
         return {**self.call.headers, **more}
 
     def cancel(self) -> None:
-        """Cancel the call, so that its reader gets RequestCancelled."""
+        """Raise RequestCancelled in the reader."""
         self.model.engine.cancel(self.call.id)
 
     def stop(self) -> None:
@@ -322,7 +318,7 @@ class RunningCall:
 
     @property
     def figures(self) -> Figures:
-        """Figures so far, complete once every request has finished."""
+        """Complete once every request has finished."""
         return self._tally.figures(self.generation.figures)
 
     @contextmanager
@@ -339,7 +335,7 @@ class RunningCall:
             raise
 
     async def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
-        """Yield all that a streaming client gets, as it comes. Raises the call's error."""
+        """Yield items as they come. Raises the call's error."""
         news = QueueNews(time.monotonic, every_time=self.call.details.progress)
         if chunks := renderer.begin():
             yield chunks
@@ -379,7 +375,6 @@ class RunningCall:
         return renderer.prompt(news.id, progress, self.figures) or news
 
     async def hold(self) -> list[TimedEvent]:
-        """Return all events, without progress."""
         events = []
         with self._blaming_grammar():
             async for event in self.generation:
@@ -389,7 +384,7 @@ class RunningCall:
         return events
 
     async def gather(self) -> dict[str, GatheredAnswer]:
-        """Return the whole answers by request id. Raises the call's error."""
+        """Return whole answers by request id. Raises the call's error."""
         answers = {request.id: GatheredAnswer() for request in self.call.requests}
         with self._blaming_grammar():
             async for event in self.generation:
@@ -415,7 +410,7 @@ class QueueNews:
         self.is_over = False
 
     def is_due(self, news: QueuePlace | ModelLoading) -> bool:
-        """Return True if this is to be sent now, and count it as sent."""
+        """Count news as sent if due."""
         if self.is_over or isinstance(news, ModelLoading):
             return not self.is_over
         now_s = self._clock()
@@ -427,7 +422,7 @@ class QueueNews:
 
 
 class Tally:
-    """Counter of a call's events. Its creation marks the submission."""
+    """Counter whose creation marks the submission."""
 
     def __init__(self, call: ResolvedRequest) -> None:
         self._call = call
@@ -440,11 +435,11 @@ class Tally:
 
     @property
     def elapsed_s(self) -> float:
-        """Time since the first event, or since the submission before that."""
+        """Count from the first event, or the submission before it."""
         return time.monotonic() - (self._first_event_s or self._submitted_s)
 
     def note(self, event: TokenEvent, arrived_s: float) -> None:
-        """Count an event. `arrived_s`: arrival from the engine, which a slow reader does not delay."""
+        """`arrived_s`: arrival from the engine, which a slow reader does not delay."""
         if self._first_event_s is None:
             self._first_event_s = arrived_s
         num_tokens = len(event.tokens)
@@ -473,7 +468,7 @@ class Tally:
         )
 
     def ended(self, figures: Figures, *, began_s: float, model: str) -> EndedCall:
-        """Summarize the call. `began_s`: arrival of its request."""
+        """`began_s`: arrival of its request."""
         first_s, adapter = self._first_event_s, self._call.requests[0].adapter
         return EndedCall(
             figures=figures,

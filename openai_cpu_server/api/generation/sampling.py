@@ -1,4 +1,4 @@
-"""Sampling parameters and output limits. A new field needs a line here, in `schema` and in the contract."""
+"""A new field needs a line here, in `schema` and in the contract."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SAME_NAMES = (
     "min_tokens",
     "ignore_eos",
 )
-"""Fields with one name in bodies and contract, whose default stands for absent ones."""
+"""Same name in bodies and contract, whose default stands for absent ones."""
 _CONVERTED = ("seed", "top_k", "logit_bias", "top_n_sigma", "stop_token_ids", "repetition_penalty")
 _DRY = {
     "multiplier": "multiplier",
@@ -143,7 +143,6 @@ def for_model(sampling: SamplingParam, tokenizer: Tokenizer, *, vocab_size: int)
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Tokenize each word at the beginning of a text and, if that takes as many tokens, behind a blank."""
     texts = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
     encoded = tokenizer.encode_all(texts, add_special=False, parse_special=False) if texts else []
     rows: list[tuple[int, ...]] = []
@@ -157,7 +156,7 @@ def for_choice(sampling: Sampling, choice: int) -> Sampling:
 
 
 def check_tokens(tokens: tuple[int, ...], *, vocab_size: int, param: str) -> tuple[int, ...]:
-    """Return the tokens. Raises InvalidRequest for an id outside of the vocabulary."""
+    """Reject ids outside the vocabulary. Raises InvalidRequest."""
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         raise wrong(f"Invalid value for '{param}': token ids go from 0 to {vocab_size - 1}.", param)
     return tokens
@@ -171,8 +170,8 @@ class OutputBudget(NamedTuple):
 def output_budget(
     params: GenerationParams, prompt_tokens: int, info: ModelInfo, options: ApiOptions, usual: int | None
 ) -> OutputBudget:
-    """Return the limit of a choice. `usual`: limit for requests that name none, or None. Raises
-    InvalidRequest beyond the server's limits, PromptTooLong beyond the context."""
+    """Return a choice's limit. `usual`: for requests that name none. Raises InvalidRequest beyond the
+    server's limits, PromptTooLong beyond the context."""
     context, max_output = info.context_limit, options.output_token_cap
     limit, path = params.max_tokens, params.prompt.path
     if options.max_prompt_tokens is not None and prompt_tokens > options.max_prompt_tokens:
@@ -244,9 +243,9 @@ _FIELDS_OF: Mapping[str, tuple[str, ...]] = {
     "temperature": ("temperature",),
 }
 CHAIN = tuple(_FIELDS_OF)
-"""Samplers in the only order of application, which is llama-server's own."""
+"""Samplers in the only order of application, llama-server's own."""
 _WITHOUT_SAMPLER = ("infill", "tfs_z", "adaptive_p")
-"""Names from clients without a sampler here, named in a header."""
+"""Samplers that are missing here, named in a header."""
 _BY_LETTER = dict(zip("edskypmxtia", (*CHAIN, "infill", "adaptive_p"), strict=True))
 _SPELLINGS = {
     "typical": "typ_p",

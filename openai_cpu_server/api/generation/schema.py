@@ -1,5 +1,3 @@
-"""Fields that bodies of several families share."""
-
 from __future__ import annotations
 
 import functools
@@ -43,7 +41,7 @@ T = TypeVar("T")
 
 
 def _or_no_limit(value: object, info: ValidationInfo) -> object:
-    """Accept -1 for no limit in lenient mode, as clients of LM Studio and llama-server send it."""
+    """Accept -1 in lenient mode, as clients of LM Studio and llama-server send it."""
     return None if type(value) is int and value == -1 and is_lenient(info) else value
 
 
@@ -72,7 +70,7 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 Tokens = NonEmptyList[int]
 
 MAX_STOPS = 64
-"""Editors that complete code send more than the usual 16."""
+"""Completing editors send more than the usual 16."""
 Stop = Annotated[
     Union[NonEmpty, Annotated[list[NonEmpty], Field(max_length=MAX_STOPS, fail_fast=True)]], TEXT_OR_LIST
 ]
@@ -105,12 +103,12 @@ _EMPTY = {
     **dict.fromkeys(("input_audio", "audio", "audio_url"), "it contains no audio"),
     **dict.fromkeys(("file", "input_file", "document"), "it contains no file"),
 }
-"""Words for a part without content, whatever the model takes."""
+"""Parts without content, whatever the model takes."""
 _WORDS = ("title", "context", "url", "tool_name", "text", "content", "output", "stdout", "stderr", "error")
 
 
 def words_in(value: object, *, has_marks: bool = False) -> str:
-    """Return the text in a value. `has_marks`: attachments in its `content` have their marks there."""
+    """`has_marks`: attachments in its `content` have their marks there."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -168,7 +166,7 @@ class ForeignKind(Body):
         return has_text or any(self.attached("", is_latest=False))
 
     def attached(self, at: str, *, is_latest: bool, refusal: str | None = None) -> Iterator[Attachment]:
-        """Yield the attachment, or those in its content. `refusal`: error for a model without the sense."""
+        """`refusal`: error for a model without the sense."""
         if (source := self.attachment) is not None:
             yield Attachment(source, at, self.named(at), is_latest, self.lack, refusal, f"{at}.type")
             return
@@ -222,22 +220,22 @@ Bias = Annotated[float, Field(ge=LOGIT_BIAS.least, le=LOGIT_BIAS.most)]
 Seconds = Annotated[float, Field(ge=0.001, le=_LONGEST_S)]
 
 TopK = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
-"""Number of tokens, or 0 or -1 for all."""
+"""0 or -1 for all."""
 Count = Annotated[int, Field(ge=COUNT.least, lt=_TOO_MANY)]
 LastN = Annotated[
     int,
     Field(ge=-1, le=COUNT.most),
     AfterValidator(lambda number: COUNT.most if number < 0 else number),
 ]
-"""Number of tokens, or -1 for the whole context."""
+"""-1 for the whole context."""
 PositiveCount = Annotated[int, Field(ge=1, lt=_TOO_MANY)]
 IntegralFloat = BeforeValidator(
     lambda value: int(value) if isinstance(value, float) and value.is_integer() else value
 )
-"""Accept 128.0 for a whole number, as clients in Go and Lua send it."""
+"""Accept 128.0, as clients in Go and Lua send it."""
 OutputLimit = Annotated[PositiveCount | None, BeforeValidator(_or_no_limit)]
 ScoringLimit = Annotated[Count | None, BeforeValidator(_or_no_limit)]
-"""Output limit, where 0 requests only the prompt's scores."""
+"""0 requests only the prompt's scores."""
 Budget = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
 """Tokens, or -1 for no limit as in llama-server."""
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
@@ -309,7 +307,7 @@ class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     shape: Annotated[JsonObject | None, Field(alias="schema")] = None
-    """Schema with `json_object`, as in llama-server."""
+    """Schema of `json_object`, as in llama-server."""
     format: JsonObject | None = None
     structures: list[JsonObject] | None = None
     """Older syntax, in which each `begin` starts with a trigger."""
@@ -324,11 +322,11 @@ class StructuredOutputs(Body):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: SchemaOrText | None = None
-    """Clients of vLLM send it as text."""
+    """Text from clients of vLLM."""
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""Levels of all families. `max` means `xhigh`."""
+"""`max` means `xhigh`."""
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
 Notes = Annotated[dict[Key, Value], Field(max_length=16, fail_fast=True)]
@@ -391,7 +389,7 @@ class SharedBody(ProgressBody):
     min_tokens: Count | None = None
     stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     bad_words: Annotated[list[_BadWord], Field(max_length=256, fail_fast=True)] | None = None
-    """Only the usual tokens of a text are forbidden, as in vLLM."""
+    """A text's usual tokens alone are forbidden, as in vLLM."""
     ignore_eos: bool | None = None
     lora: AdapterName | None = None
     priority: str | None = None
@@ -463,7 +461,7 @@ def _not_zero(number: int) -> int:
 
 LastTokens = Annotated[int, Field(ge=-1, le=COUNT.most), AfterValidator(_not_zero)]
 Prediction = Annotated[int, Field(ge=-2, le=COUNT.most), IntegralFloat]
-"""Negative values allow all that the context leaves."""
+"""Negative for all that the context leaves."""
 
 
 class PredictionBody(ProgressBody):
@@ -484,7 +482,7 @@ def _wrong_prompt() -> PydanticCustomError:
 
 
 def _prompts(value: object) -> tuple[MixedText, ...]:
-    """Read one prompt from a list with token ids, and several from any other list."""
+    """Read one prompt from a list with token ids, and several from others."""
     if not isinstance(value, list) or any(is_token_id(item) for item in value):
         return (_one_prompt(value),)
     if not value:

@@ -1,4 +1,4 @@
-"""xgrammar's structural tags, as vLLM and SGLang take them, compiled into one grammar."""
+"""xgrammar's structural tags, as vLLM and SGLang take them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Schema(Body):
     type: Literal["json_schema"]
     json_schema: Union[bool, shared.JsonObject]
     style: Literal["json"] | None = None
-    """Only JSON, because `tools` makes the styles of tool calls."""
+    """JSON alone, because `tools` makes the styles of tool calls."""
 
 
 class _AnyText(Body):
@@ -69,7 +69,7 @@ class _Tags(Body):
 
 
 class _TriggeredTags(_Tags):
-    """With `at_least_one` a tag comes before free text, as in xgrammar."""
+    """A tag comes before free text with `at_least_one`, as in xgrammar."""
 
     type: Literal["triggered_tags"]
     triggers: _Triggers
@@ -171,7 +171,7 @@ class _Writer:
         return self._grammars.of_parts("\n".join([root, *self._rules, ""]), self._parts, self._param)
 
     def written(self, wanted: Any, at: str, ends: tuple[str, ...]) -> str:
-        """`ends`: strings that trailing free text must not contain: they end the tag around it."""
+        """`ends`: strings of the tag around, which trailing free text must not contain."""
         self._num_formats += 1
         if self._num_formats > _MOST_FORMATS:
             raise wrong(f"More than {_MOST_FORMATS} formats.", at)

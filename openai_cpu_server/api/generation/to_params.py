@@ -1,5 +1,3 @@
-"""Conversion of the fields that families share into parts of a `GenerationParams`."""
-
 from __future__ import annotations
 
 import re
@@ -51,7 +49,7 @@ _FOLLOWS = {
 def custom_tool(
     name: str, description: str | None, syntax: Syntax | None, path: str, grammar_path: str
 ) -> FunctionParam:
-    """Build a tool that models see as a function with one parameter, described by the grammar."""
+    """Build a function with one parameter, described by the grammar."""
     content, grammar, at = "Any text.", None, f"{grammar_path}.definition"
     if syntax is not None:
         content = f"{_FOLLOWS[syntax.syntax]}\n{syntax.definition}"
@@ -66,7 +64,7 @@ def custom_tool(
 
 
 def one_form(forms: Iterator[FormParam]) -> FormParam | None:
-    """Return the only form, or None. Raises InvalidRequest for several."""
+    """Reject several forms. Raises InvalidRequest."""
     all_forms = list(forms)
     if len(all_forms) > 1:
         first, second = all_forms[0].path, all_forms[1].path
@@ -75,7 +73,7 @@ def one_form(forms: Iterator[FormParam]) -> FormParam | None:
 
 
 def schema_form(schema: JsonObject | str, path: str, *, strict: bool = True, field: str = "") -> FormParam:
-    """Build the form. `field`: object that selects the schema, if there is one. Raises InvalidRequest."""
+    """`field`: object that selects the schema, if any. Raises InvalidRequest."""
     whole = _parsed(schema, path) if isinstance(schema, str) else schema
     return FormParam(path, lambda grammars: grammars.of_schema(whole, path, strict=strict), field or path)
 
@@ -121,7 +119,7 @@ def _forms(body: GenerationBody) -> Iterator[FormParam]:
 
 _OF_TAGS = ("format", "structures", "triggers")
 _TYPES = {**dict.fromkeys(_OF_TAGS, "structural_tag"), "json_schema": "json_schema", "shape": "json_object"}
-"""Type of a format that each field needs."""
+"""Type of format by field."""
 
 
 def _format_forms(wanted: ResponseFormat) -> Iterator[FormParam]:
@@ -159,7 +157,7 @@ def _structured_output_forms(wanted: StructuredOutputs) -> Iterator[FormParam]:
 
 
 def _parsed(text: str, path: str) -> JsonObject:
-    """Parse an object that is sent as text, as vLLM accepts it. Raises InvalidRequest, TooManyValues."""
+    """Parse an object sent as text, as vLLM accepts it. Raises InvalidRequest, TooManyValues."""
     check_json_size(text.encode(errors="surrogatepass"))
     try:
         schema = pydantic_core.from_json(text, allow_inf_nan=False)
@@ -180,7 +178,7 @@ def adapted_names(names: Sequence[str], messages: Sequence[MessageParam]) -> Ign
 def shared_params(
     body: SharedBody, prompt: ConversationParam | PromptsParam, *, id_prefix: str, form: FormParam | None
 ) -> GenerationParams:
-    """Convert the shared fields, with the `service_tier` of chat. Raises InvalidRequest."""
+    """Convert with the `service_tier` of chat. Raises InvalidRequest."""
     return GenerationParams(
         id_prefix=id_prefix,
         prompt=prompt,
@@ -236,10 +234,10 @@ _OURS = frozenset(
     {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
     | {"raise_exception", "strftime_now", "range", "dict", "namespace", "cycler", "joiner"}
 )
-"""Template variables that a request cannot set."""
+"""Template variables that requests cannot set."""
 T = TypeVar("T")
 Sent = tuple[str, T]
-"""Path and value of a field that the client has sent."""
+"""Path and value."""
 
 
 def reasoning_param(
@@ -275,7 +273,7 @@ def reasoning_param(
 
 
 def thinking_of(body: ReasoningBody) -> ReasoningParam:
-    """Read the fields of a body. Raises InvalidRequest for contradictions."""
+    """Reject contradictions. Raises InvalidRequest."""
     by_budget = [(path, budget > 0) for path, budget in sent_fields(body, "reasoning.max_tokens")]
     by_type = [
         (path, kind == "enabled")

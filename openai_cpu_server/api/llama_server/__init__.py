@@ -1,2 +1,1 @@
-"""llama-server's own API: `/completion`, `/infill`, `/props`, `/slots`. `/embedding` is in `api/pooling`,
-`/tokenize` and `/apply-template` are in `api/admin/tokens.py`."""
+"""llama-server's own API: `/completion`, `/infill`, `/props`, `/slots`."""

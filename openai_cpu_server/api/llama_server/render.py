@@ -1,5 +1,3 @@
-"""llama-server's answers: an object for each prompt, or chunks of one, with its settings and timings."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from openai_cpu_server.http.errors import ErrorObject, numbered
 from openai_cpu_server.models.served import PieceTexts, finite_logprob
 
 _ANY_SLOT = -1
-"""Slot of all requests. Sent back as `id_slot` it has no effect."""
+"""Slot of all requests, without effect as `id_slot`."""
 
 
 class TokenProbability(msgspec.Struct, frozen=True):
@@ -43,7 +41,7 @@ Probabilities = Union[list[TokenProbabilities], UnsetType]
 
 class LlamaChunk(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    """Counter over prompts, and over the answers to each."""
+    """Counts prompts, and answers to each."""
     content: str
     tokens: list[int]
     stop: bool = False
@@ -76,7 +74,7 @@ class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
     ended_by: renderer.EndedBy = UNSET
     stopping_word: str
     tokens_cached: int
-    """Tokens of prompt and answer, with which the next prompt may begin."""
+    """Prompt and answer, with which the next prompt may begin."""
     timings: dict[str, float]
     completion_probabilities: Probabilities = UNSET
 
@@ -88,7 +86,7 @@ def settings(
     *,
     most_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Return settings by llama-server's names, unsupported ones as off. `most_tokens`: the usual limit."""
+    """Report unsupported settings as off. `most_tokens`: the usual limit."""
     dry = sampling.dry or DryPenalty(multiplier=0.0)
     if request is not None:
         most_tokens = request.max_tokens
@@ -231,7 +229,7 @@ def _chosen_fields(answer: LlamaCompletion, paths: Sequence[str]) -> bytes:
 
 
 class LlamaStream(renderer.Renderer):
-    """Stream of chunks. The last one of each answer has its settings."""
+    """Chunks, of which each answer's last has its settings."""
 
     def __init__(self, call: ResolvedRequest, pieces: PieceTexts) -> None:
         self._call = call

@@ -1,5 +1,3 @@
-"""Routes of llama-server's own API: generation, and descriptions of the server."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -51,7 +49,6 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     modalities: PropsModalities
     endpoint_slots: bool = True
     endpoint_props: bool = False
-    """False, because properties cannot be changed."""
     endpoint_metrics: bool = True
     chat_template: str
     bos_token: str
@@ -59,11 +56,11 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     build_info: str
     is_sleeping: bool
     kernels: dict[str, str]
-    """Instruction set of each kernel, or why it is off, as in `/health`."""
+    """Same values as in `/health`."""
     drafts_by: str
-    """Source of drafts beside prompt lookup: `none`, `model`, or the kind of the prediction head."""
+    """Source beside prompt lookup: `none`, `model`, or the prediction head's kind."""
     drafting: tuple[DraftingState, ...]
-    """Decisions about these drafts, by the number of running sequences."""
+    """Decisions by the number of running sequences."""
 
 
 class NextToken(msgspec.Struct, frozen=True):

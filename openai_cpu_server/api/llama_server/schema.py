@@ -1,5 +1,3 @@
-"""Bodies of `/completion` and `/infill`, as llama-server's clients write them."""
-
 from __future__ import annotations
 
 import math
@@ -17,7 +15,7 @@ from openai_cpu_server.json_size import MOST_TOKENS
 from openai_cpu_server.models.defaults import SamplingValues
 
 MOST_PROBS = 100
-"""Log-probabilities per token. Editors and studios show ten."""
+"""Editors and studios show ten."""
 MOST_FILES = 256
 _CHATS = "it belongs to chats; '/v1/chat/completions' takes them"
 
@@ -28,7 +26,7 @@ class Biases(NamedTuple):
 
 
 def _biases(value: object) -> Biases:
-    """Read `{token: bias}` or `[[token, bias]]`. A text means each of its tokens, and `false` forbids it."""
+    """Accept a text for each of its tokens, and `false` to forbid them."""
     if not isinstance(value, (list, Mapping)):
         raise _wrong_bias()
     ids: dict[int, float] = {}
@@ -69,7 +67,7 @@ _NonEmptyStops = BeforeValidator(
 """llama-server ignores empty stop strings."""
 WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), shared.IntegralFloat]
 ANY_SEED = 2**32 - 1
-"""Placeholder for any seed. Reported seeds are below it, so that any client can send them again."""
+"""Placeholder. Reported seeds are below it, so that any client can send them again."""
 DEFAULTS: SamplingValues = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """llama-server's values for fields that neither a request nor the model has."""
 
@@ -108,7 +106,7 @@ class LlamaServerBody(shared.SharedBody, shared.PredictionBody, shared.OpenBody)
     json_schema: shared.JsonObject | None = None
     return_tokens: bool | None = None
     response_fields: Annotated[list[shared.NonEmpty], Field(max_length=64, fail_fast=True)] | None = None
-    """Only fields of the answer, where `a/b` is the field `b` of `a`."""
+    """Fields of the answer, where `a/b` is the field `b` of `a`."""
 
     @property
     def limit(self) -> LimitParam | None:
@@ -130,6 +128,6 @@ class LlamaInfillBody(LlamaServerBody):
     input_prefix: str
     input_suffix: str
     input_extra: Annotated[list[InputExtra], Field(max_length=MOST_FILES, fail_fast=True)] | None = None
-    """Most important one last. The first ones are dropped if they do not fit."""
+    """Most important last, because excess ones are dropped from the front."""
     prompt: str | None = None
     """Continuation of the prefix."""

@@ -1,5 +1,3 @@
-"""Conversion of llama-server's bodies to `GenerationParams`."""
-
 from __future__ import annotations
 
 import secrets

@@ -1,2 +1,1 @@
-"""Anthropic's Messages API (`/v1/messages`): conversations become the same `GenerationParams` as chat's, and
-answers become blocks."""
+"""Anthropic's Messages API. Conversations become chat's `GenerationParams`."""

@@ -1,5 +1,3 @@
-"""Rendering of messages, events of a stream, and errors of `/v1/messages`."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +32,7 @@ _TYPES: Mapping[int, str] = {
     500: "api_error",
     503: "overloaded_error",
 }
-"""Anthropic's error types by HTTP status. Others are invalid requests."""
+"""Other statuses are invalid requests."""
 
 
 class ThreadErrorDetails(msgspec.Struct, frozen=True):
@@ -57,7 +55,7 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def _body(sent: errors.ErrorObject, status: int) -> MessagesErrorBody:
-    """Begin as Anthropic does for a prompt that is too long, because Claude Code then shortens it."""
+    """Begin a long prompt's error as Anthropic does, because Claude Code then shortens it."""
     error, message = sent.error, sent.error.message
     if error.code == "context_length_exceeded":
         message = f"prompt is too long: {message}"
@@ -74,9 +72,9 @@ def _response(error: Exception, request_id: str) -> Response:
 
 
 SHAPE = errors.ErrorShape((MESSAGES,), _response, ("x-request-id", "request-id"))
-"""Errors and headers. Anthropic's SDKs read only `request-id`."""
+"""Anthropic's SDKs read only `request-id`."""
 _UNSIGNED = "unsigned"
-"""Placeholder for Anthropic's signature of reasoning, which clients send back. It is not checked here."""
+"""Placeholder for Anthropic's signature of reasoning, which clients send back unchecked."""
 _PING = (renderer.Chunk(b'{"type":"ping"}', "ping"),)
 
 
@@ -97,7 +95,7 @@ class MessageToolUse(msgspec.Struct, frozen=True, tag_field="type", tag="tool_us
     id: str
     name: str
     input: msgspec.Raw
-    """Object, or what there is of it if the call was cut."""
+    """Object, or a cut call's part of it."""
 
 
 MessageBlock = Union[MessageText, MessageThinking, MessageToolUse]
@@ -109,13 +107,13 @@ class MessagesOutputDetails(msgspec.Struct, frozen=True):
 
 class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
-    """Prompt tokens without those found in the prefix cache."""
+    """Excludes cached tokens."""
     cache_creation_input_tokens: int = 0
     """Always 0, because caching is free."""
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: Union[MessagesOutputDetails, UnsetType] = UNSET
-    """Unset at the beginning of a stream."""
+    """Unset at a stream's beginning."""
 
     @classmethod
     def of(cls, figures: Figures) -> MessagesUsage:
@@ -208,7 +206,7 @@ def _begins_block(part: Part, block: Part) -> bool:
 
 
 def _object(arguments: str) -> bytes:
-    """Return whole arguments as written, and a valid object from cut ones."""
+    """Return a valid object from cut arguments, whole ones as written."""
     read = partial(pydantic_core.from_json, arguments, allow_inf_nan=False)
     with suppress(ValueError):
         return arguments.encode() if isinstance(read(), dict) else b"{}"
@@ -231,7 +229,7 @@ class MessageStream(renderer.Renderer):
         self._ending: _Ending | None = None
 
     def begin(self) -> Sequence[renderer.Chunk]:
-        """Report no cached tokens, because they are known only at the end."""
+        """Cached tokens are known only at the end."""
         prompt = self._call.prompt_tokens
         usage = MessagesUsage(input_tokens=prompt, cache_read_input_tokens=0, output_tokens=0)
         message = AnswerMessage(
@@ -253,7 +251,7 @@ class MessageStream(renderer.Renderer):
     def prompt(
         self, request_id: str, progress: messages.PromptProgress, figures: Figures
     ) -> Sequence[renderer.Chunk]:
-        """Send progress in a ping, which Anthropic's clients skip."""
+        """Anthropic's clients skip pings."""
         return (_chunk("ping", renderer.progress_field(progress, figures)),)
 
     def event(self, event: messages.TokenEvent) -> Sequence[renderer.Chunk]:

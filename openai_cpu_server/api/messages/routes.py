@@ -1,5 +1,3 @@
-"""Routes of the Messages API."""
-
 from __future__ import annotations
 
 import msgspec

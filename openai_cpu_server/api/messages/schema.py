@@ -1,5 +1,3 @@
-"""Bodies of `POST /v1/messages` and its `/count_tokens`, as Anthropic writes them."""
-
 from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Union
@@ -11,9 +9,9 @@ from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals,
 from openai_cpu_server.http.parse import by_type
 
 MAX_TOOLS = 512
-"""Above OpenAI's 128, because agents with many tool servers have more."""
+"""More than OpenAI's 128, for agents with many tool servers."""
 NO_THREADS = "thread_unsupported_request"
-"""Code on which Anthropic's SDKs send the whole conversation."""
+"""Makes Anthropic's SDKs send the whole conversation."""
 _SERVICE = IgnoredParam("it is for a service of Anthropic")
 SERVICE_HINTS: Hints = dict.fromkeys(
     (
@@ -97,11 +95,11 @@ class CustomTool(Cacheable):
     input_schema: shared.ToolSchema
     strict: bool | None = None
     eager_input_streaming: bool | None = None
-    """Ignored, because arguments are always streamed as they come."""
+    """Ignored, because arguments are always streamed."""
 
 
 AnyTool = Annotated[Union[CustomTool, shared.ForeignKind], by_type()]
-"""Tool of a conversation. Anthropic's own, such as `web_search_20250305`, are left out."""
+"""Anthropic's own tools, such as `web_search_20250305`, are left out."""
 
 
 class ToolChoice(shared.OpenBody):
@@ -118,7 +116,7 @@ class ThinkingOptions(shared.OpenBody):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: shared.PositiveCount | None = None
     display: Literal["summarized", "omitted"] | None = None
-    """`omitted`: reason without showing it in the answer."""
+    """`omitted`: reason without showing it."""
 
 
 class OutputFormat(shared.OpenBody):
@@ -173,6 +171,6 @@ class MessagesBody(CountBody, shared.ProgressBody):
     top_k: shared.TopK | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    """Ignored, because there is one tier. The header `X-Priority` sets the priority."""
+    """Ignored, because there is one tier. `X-Priority` sets the priority."""
     cache: bool | None = None
     """Extension. False neither uses nor stores a cached answer."""

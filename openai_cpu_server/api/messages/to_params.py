@@ -1,5 +1,3 @@
-"""Conversion of Anthropic's conversations to the same `GenerationParams` as chat's."""
-
 from __future__ import annotations
 
 import re
@@ -25,7 +23,7 @@ from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.prompt.template import joined_texts, to_json
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
-"""Line of Claude Code's system prompt that changes with each request, so that no prefix would be shared."""
+"""Claude Code changes this line with each request, which prevents shared prefixes."""
 _USES = {
     "auto": params.ToolUse.AUTO,
     "any": params.ToolUse.REQUIRED,
@@ -33,7 +31,7 @@ _USES = {
     "none": None,
 }
 _SWITCHES = {"enabled": True, "disabled": False}
-"""Other words leave the decision to the model."""
+"""Other words leave it to the model."""
 _ALLOWED = {
     "user": (schema.TextBlock, schema.ToolResultBlock, ForeignKind),
     "assistant": (
@@ -53,7 +51,7 @@ class PlacedBlock(NamedTuple):
 
 
 def messages_params(body: schema.MessagesBody) -> params.GenerationParams:
-    """Convert a body. The limit is a ceiling, because clients name the maximum of any model."""
+    """The limit is a ceiling, because clients name the maximum of any model."""
     return msgspec.structs.replace(
         count_params(body),
         stream=bool(body.stream),
@@ -66,7 +64,7 @@ def messages_params(body: schema.MessagesBody) -> params.GenerationParams:
 
 
 def count_params(body: schema.CountBody) -> params.GenerationParams:
-    """Convert the fields that determine the prompt's length. Raises InvalidRequest for misplaced blocks."""
+    """Convert fields that count toward the prompt. Raises InvalidRequest for misplaced blocks."""
     turns = [*_turns(body)]
     messages = [message for turn in turns for message in _messages(turn)]
     system = _placed(body.system or "", "system", within="")
@@ -100,14 +98,13 @@ def count_params(body: schema.CountBody) -> params.GenerationParams:
 
 
 def _check_whole(turn: _Turn) -> None:
-    """Reject pictures and documents of the question that have no content."""
     for block, at in turn.blocks:
         if isinstance(block, ForeignKind) and block.emptiness is not None:
             raise wrong(f"'{at}': {block.emptiness}.", at)
 
 
 def _foreign_blocks(turns: Sequence[_Turn]) -> Iterator[tuple[ForeignKind, str, bool]]:
-    """Yield the foreign blocks with their paths, and True for those of the last turn."""
+    """Yield True for blocks of the last turn."""
     for turn in turns:
         for placed in turn.blocks:
             within = placed.block.content if isinstance(placed.block, schema.ToolResultBlock) else None
@@ -117,7 +114,7 @@ def _foreign_blocks(turns: Sequence[_Turn]) -> Iterator[tuple[ForeignKind, str, 
 
 
 def _thinking(body: schema.CountBody) -> params.ReasoningParam:
-    """Ignore the effort where reasoning is off, because the effort concerns reasoning here."""
+    """Ignore the effort where reasoning is off."""
     thinking = body.thinking
     is_on = None if thinking is None else _SWITCHES.get(thinking.type)
     if is_on is False:
@@ -134,7 +131,7 @@ def _thinking(body: schema.CountBody) -> params.ReasoningParam:
 
 
 class _Turn(NamedTuple):
-    """Successive messages of one role, which form one turn as at Anthropic."""
+    """Successive messages of one role, one turn as at Anthropic."""
 
     role: str
     blocks: Sequence[PlacedBlock]
@@ -182,7 +179,7 @@ def _placed(content: str | Sequence[schema.Block], at: str, within: str = ".cont
 
 
 def _messages(turn: _Turn) -> Iterator[params.MessageParam]:
-    """Yield results first, because they answer the message before."""
+    """Results come first, because they answer the message before."""
     blocks = [placed.block for placed in turn.blocks]
     texts = [block for block in blocks if isinstance(block, (schema.TextBlock, ForeignKind))]
     text = joined_texts(map(_text, texts))

@@ -1,2 +1,1 @@
-"""Ollama's API (`/api/chat`, `/api/generate` and others), with answers as lines of JSON. `/api/embed` is in
-`api/pooling`."""
+"""Ollama's API, with answers as lines of JSON. `/api/embed` is in `api/pooling`."""

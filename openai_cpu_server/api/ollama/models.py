@@ -1,5 +1,3 @@
-"""Models in Ollama's form: `/api/tags`, `/api/ps`, `/api/show`."""
-
 from __future__ import annotations
 
 import hashlib
@@ -27,10 +25,10 @@ class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     model: str
     modified_at: str
-    """Time since which this server serves the model."""
+    """Start of serving."""
     size: int
     digest: str
-    """Hash that is equal for equal files and server versions. It is not the digest of the file."""
+    """Hash that is equal for equal files and server versions."""
     details: OllamaDetails
 
 
@@ -48,7 +46,7 @@ class OllamaRunning(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str
     """Far future, because a model stays until its memory is needed."""
     size_vram: int = 0
-    """Memory on devices, including the draft model's."""
+    """Includes the draft model's."""
     context_length: int
 
 
@@ -62,7 +60,7 @@ class OllamaShown(msgspec.Struct, frozen=True, kw_only=True):
     parameters: str = ""
     system: str | msgspec.UnsetType = msgspec.UNSET
     template: str
-    """Jinja template of the model, unless a preset has one."""
+    """Jinja template, unless a preset has one."""
     details: OllamaDetails
     model_info: dict[str, str | int]
     capabilities: list[str]
@@ -87,7 +85,7 @@ def listed(chosen: ChosenModel) -> OllamaModel:
 
 
 def listed_file(model: AvailableModel) -> OllamaModel:
-    """Describe a model that has not been requested yet. Only its size is known."""
+    """Describe a model before its first request, with only its size known."""
     return OllamaModel(
         name=model.name,
         model=model.name,
@@ -144,7 +142,7 @@ def _parameters(preset: Preset) -> list[tuple[str, str | int | float]]:
 
 
 def capabilities(model: ServedModel) -> list[str]:
-    """Return Ollama's words. Each model with a chat template can call tools."""
+    """Models with a chat template can call tools."""
     if model.kind is not ModelKind.GENERATES:
         return ["embedding"] if model.kind is ModelKind.EMBEDS else []
     info = model.engine.info

@@ -1,4 +1,4 @@
-"""Ollama's answers as one object or as lines, with counts and durations in nanoseconds."""
+"""Ollama's answers, with durations in nanoseconds."""
 
 from __future__ import annotations
 
@@ -93,17 +93,17 @@ class OllamaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_progress: ProgressChunk | None = None
     done: bool
     done_reason: str = ""
-    """`stop` or `length`, or `load` or `unload` for an empty request."""
+    """`stop` or `length`; `load` or `unload` for an empty request."""
     ended_by: EndedBy = msgspec.UNSET
     total_duration: int | None = None
     load_duration: int | None = None
-    """Wait for the model and in the queue, as in Ollama."""
+    """Includes the wait in the queue, as in Ollama."""
     prompt_eval_count: int | None = None
     prompt_eval_duration: int | None = None
     eval_count: int | None = None
     eval_duration: int | None = None
     context: tuple[int, ...] = ()
-    """Tokens of prompt and answer, which the next `/api/generate` may continue."""
+    """Prompt and answer, which the next `/api/generate` may continue."""
 
 
 def _nanoseconds(milliseconds: float) -> int:
@@ -138,7 +138,7 @@ def _with_context(line: OllamaLine, call: ResolvedRequest, answer: Sequence[int]
 
 
 class OpenCalls:
-    """Collector of whole calls, because Ollama does not stream them. A cut call is dropped."""
+    """Collects whole calls, because Ollama does not stream them. A cut call is dropped."""
 
     def __init__(self) -> None:
         self._name: str | None = None
@@ -146,7 +146,7 @@ class OpenCalls:
         self._arguments: list[str] = []
 
     def read(self, parts: Sequence[Part]) -> tuple[OllamaToolCall, ...]:
-        """Return the calls that are whole because another part has begun."""
+        """Return calls followed by another part."""
         done: list[OllamaToolCall] = []
         for part in parts:
             if isinstance(part, CallArguments):
@@ -194,7 +194,7 @@ class OllamaRenderer:
         return OllamaLine(model=model, created_at=now(), message=message, done=False)
 
     def unasked(self, model: str, done_reason: str) -> OllamaLine:
-        """Answer a request without a prompt, which has loaded or unloaded the model."""
+        """Answer a request that loaded or unloaded the model."""
         return msgspec.structs.replace(self.line(model), done=True, done_reason=done_reason)
 
 
@@ -204,7 +204,7 @@ class OllamaStream(Renderer):
         self._renderer = renderer
         self._pieces = pieces
         self._scores: list[TokenLogprob] = []
-        """Scores of tokens whose text is not out yet."""
+        """Scores whose text is not out yet."""
         self._tokens: list[int] = []
         self._reader = call.reader()
         self._calls = OpenCalls()
@@ -230,7 +230,7 @@ class OllamaStream(Renderer):
         return _scored(line, scores, self._pieces)
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        """Send an empty text with the progress, which clients show as nothing."""
+        """Clients show an empty text as nothing."""
         line = self._renderer.line(self._call.model)
         line = msgspec.structs.replace(line, prompt_progress=ProgressChunk.of(progress, figures))
         return (_chunk(line),)
@@ -280,7 +280,7 @@ async def lines_of(running: RunningCall, renderer: Renderer) -> AsyncIterator[by
 
 
 class JsonLines(StreamingResponse):
-    """Response of JSON lines, which ends with its client and owns the call, if there is one."""
+    """Response that ends with its client and owns the call, if any."""
 
     media_type = NDJSON
 

@@ -1,5 +1,3 @@
-"""Routes of Ollama's API: answers, models, and changes of the set of models."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
@@ -44,7 +42,7 @@ class OllamaGeneration(Generic[B]):
     family: ApiAdapter[B]
     renderer: render.OllamaRenderer
     field: str
-    """Field that has the conversation or prompt."""
+    """Conversation or prompt."""
     state: AppState
 
     async def create(self, request: Request) -> ASGIApp:
@@ -62,7 +60,7 @@ class OllamaGeneration(Generic[B]):
         return Response(whole, media_type="application/json", headers=dict(call.headers))
 
     async def _load_or_unload(self, body: B, request: Request) -> Response:
-        """Load or unload the model. Unloading needs the scope admin, as everywhere."""
+        """Unloading needs the scope admin, as everywhere."""
         identity = context_of(request.scope).identity
         chosen = await chosen_model(self.state.models, request, body.model)
         if body.unloads:

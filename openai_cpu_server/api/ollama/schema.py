@@ -1,5 +1,3 @@
-"""Bodies of `/api/chat`, `/api/generate` and `/api/show`, as Ollama's clients write them."""
-
 from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Union
@@ -51,7 +49,7 @@ class OllamaOptions(shared.OpenBody):
     }
 
     num_predict: Annotated[int, Field(ge=-2, le=COUNT.most), shared.IntegralFloat] | None = None
-    """Below 1: all that the context leaves."""
+    """Values below 1 allow all that the context leaves."""
     stop: shared.Stop | None = None
     seed: Annotated[shared.Seed, shared.IntegralFloat] | None = None
     temperature: shared.Temperature | None = None
@@ -86,17 +84,16 @@ class OllamaBody(shared.ProgressBody, shared.OpenBody):
 
     model: str
     stream: bool | None = None
-    """Streams if absent."""
     format: shared.SchemaOrText | None = None
     options: OllamaOptions | None = None
     think: Think | None = None
     keep_alive: KeepAlive | None = None
     logprobs: bool | None = None
-    """Scores of all tokens, including reasoning and marks."""
+    """Includes reasoning and marks."""
     top_logprobs: Annotated[shared.TopLogprobs, shared.IntegralFloat] | None = None
-    """Number of alternatives per token, if `logprobs` is set."""
+    """Alternatives per token, with `logprobs`."""
     truncate: bool | None = None
-    """False rejects a conversation that is too long. Otherwise its oldest messages are dropped."""
+    """False rejects a long conversation. Otherwise its oldest messages are dropped."""
 
     @property
     def unloads(self) -> bool:
@@ -137,7 +134,7 @@ class OllamaMessage(shared.OpenBody):
 
 class OllamaChatBody(OllamaBody):
     messages: shared.ListOf[OllamaMessage] | None = None
-    """Without messages the model is loaded, or unloaded with a `keep_alive` of 0."""
+    """Loads the model if absent, or unloads it with a `keep_alive` of 0."""
     tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 
@@ -148,11 +145,11 @@ class OllamaGenerateBody(OllamaBody):
     suffix: str | None = None
     system: str | None = None
     template: str | None = None
-    """Replacement of the model's own template, in Go's language."""
+    """Replacement in Go's language."""
     images: shared.ListOf[str] | None = None
     raw: bool | None = None
     context: shared.ListOf[TokenId] | None = None
-    """Value from an earlier answer, which this prompt continues."""
+    """Earlier answer's, which this prompt continues."""
 
 
 class OllamaShowBody(shared.OpenBody):
@@ -168,7 +165,6 @@ class OllamaNamed(shared.OpenBody):
     model: ModelName | None = None
     name: ModelName | None = None
     stream: bool | None = None
-    """Streams if absent."""
 
     @property
     def model_name(self) -> str:
@@ -196,7 +192,7 @@ class OllamaCreateBody(OllamaNamed):
     base: Annotated[ModelName | None, Field(alias="from")] = None
     system: str | None = None
     template: str | None = None
-    """Ollama template of prompts, or the model's own if absent."""
+    """Ollama template of prompts. Absent: the model's own."""
     parameters: OllamaOptions | None = None
     messages: shared.ListOf[OllamaMessage] | None = None
 

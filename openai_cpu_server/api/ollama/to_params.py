@@ -1,5 +1,3 @@
-"""Pure conversion of Ollama's bodies to a `GenerationParams`."""
-
 from __future__ import annotations
 
 import base64
@@ -130,7 +128,7 @@ def _form(body: schema.OllamaBody) -> params.FormParam | None:
 
 
 def _messages(messages: Sequence[schema.OllamaMessage]) -> Iterator[params.MessageParam]:
-    """Match results to calls in order: Ollama's calls need no ids, and results only name a function."""
+    """Match results to calls in order, because Ollama needs no ids."""
     open_calls: list[tuple[str, str]] = []
     for index, message in enumerate(messages):
         content = _with_marks(message.content, message.images)
@@ -183,7 +181,7 @@ def _calls(
 
 
 def _answered(name: str | None, open_calls: list[tuple[str, str]], index: int) -> str:
-    """Return the id of the first open call of this function, or of any."""
+    """Prefer an open call of this function to any."""
     found = next((call for call in open_calls if name in (None, call[1])), None)
     if found is None:
         return f"result_{index}"

@@ -1,5 +1,3 @@
-"""Responses of `/v1/embeddings` and `/v1/rerank`: vectors, as numbers or base64, and scores."""
-
 from __future__ import annotations
 
 import binascii
@@ -17,10 +15,10 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import GenerationFailed
 
 _DIGITS = 9
-"""Significant digits that distinguish all float32 values."""
+"""Digits that distinguish all float32 values."""
 _LOG10_OF_2 = 0.30103
 _POWERS = 10.0 ** np.arange(23)
-"""Powers of ten that are exact in float64."""
+"""Powers that are exact in float64."""
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -32,7 +30,7 @@ def checked(rows: Rows) -> Rows:
 
 
 def normalised(rows: Rows) -> Rows:
-    """Scale each row to length 1; zeros stay zeros."""
+    """Zeros stay zeros."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return (rows / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
 
@@ -98,7 +96,7 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 def embedding_list(
     rows: Rows, figures: Figures, *, model: str, prompt_tokens: int, is_base64: bool, dimensions: int | None
 ) -> bytes:
-    """Format the response in pieces that are joined once, because the whole may have 10 MB."""
+    """Join the pieces once, because the whole may have 10 MB."""
     vectors = normalised(checked(rows)[:, :dimensions])
     pieces = [b'{"object":"list","data":[']
     for index, text in enumerate(as_base64(vectors) if is_base64 else as_numbers(vectors)):
@@ -276,7 +274,7 @@ class OllamaVector(msgspec.Struct, frozen=True):
 
 
 def ollama_vector(rows: Rows, figures: Figures) -> bytes:
-    """The older route returns vectors that are not normalized."""
+    """The older route does not normalize."""
     return b'{"embedding":%b}' % (b"".join(as_numbers(checked(rows))) or b"[]")
 
 

@@ -1,5 +1,3 @@
-"""Common path of calls that embed or score: parse, choose the model, resolve, submit, answer."""
-
 from __future__ import annotations
 
 import time
@@ -57,7 +55,7 @@ class PoolingRoute(Generic[B]):
         return Response(body, media_type="application/json", headers=dict(call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """Answer a body without a request of its own, such as a batch row."""
+        """Answer a body without its own request, such as a batch row."""
         call, working, chosen = await self._started(data, context)
         if call.timeout_s is not None:
             working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
@@ -84,7 +82,7 @@ class PoolingRoute(Generic[B]):
     async def _started(
         self, data: bytes, context: RequestContext
     ) -> tuple[schema.PoolingCall, Embedding, ChosenModel]:
-        """A model may be replaced between choosing and submitting, so it is chosen again."""
+        """Choose again if the model is replaced before submitting."""
         while True:
             call, chosen = await self._resolved(data, context.caller)
             await context.reservation.reserve(prompt_tokens=call.work.num_tokens, output_tokens=0)

@@ -1,5 +1,3 @@
-"""Bodies of `/v1/embeddings` and `/v1/rerank`, and the resolved call."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -23,7 +21,7 @@ from openai_cpu_server.http.parse import Body, by_value
 from openai_cpu_server.json_size import MOST_TOKENS
 
 MAX_INPUTS = 2048
-"""OpenAI's limit for one call."""
+"""OpenAI's limit."""
 
 _SOME = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 Input = Annotated[
@@ -56,9 +54,9 @@ Side = Annotated[
 
 class Cut(NamedTuple):
     most_tokens: int | None
-    """Limit, or None for the model's."""
+    """Model's limit if None."""
     keeps_end: bool
-    """Cut the beginning instead of the end."""
+    """True cuts the beginning."""
 
 
 class PoolingBody(Body):
@@ -72,13 +70,12 @@ class PoolingBody(Body):
     truncate_prompt_tokens: shared.LastTokens | None = None
     """vLLM's limit, with control tokens; -1 for the model's."""
     truncation_side: Side | None = None
-    """vLLM's side of the cut, by default the end."""
+    """vLLM's. Default: the end."""
     priority: str | None = None
     timeout: shared.Seconds | None = None
 
     @property
     def cut(self) -> Cut | None:
-        """Return None to reject long inputs."""
         tokens = self.truncate_prompt_tokens
         if tokens is not None and self.truncate is False:
             raise wrong("'truncate' cannot be false together with 'truncate_prompt_tokens'.", "truncate")
@@ -106,7 +103,7 @@ class LlamaEmbedBody(PoolingBody):
     most_numbers: ClassVar[int] = MOST_TOKENS
 
     content: shared.Prompts | None = None
-    """Text, list of token ids and texts, object with `prompt_string`, or list of these."""
+    """Text, token ids and texts, object with `prompt_string`, or list of these."""
     input: shared.Prompts | None = None
     embd_normalize: Literal[-1, 2] | None = None
     """-1 for the model's own length, 2 or absent for length 1."""
@@ -183,7 +180,7 @@ class OllamaEmbedBody(PoolingBody):
         Union[str, Annotated[list[shared.NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True)]],
         shared.TEXT_OR_LIST,
     ]
-    """An empty text or list has no vector, as in Ollama."""
+    """Empty texts and lists have no vector, as in Ollama."""
     dimensions: shared.PositiveCount | None = None
 
 
@@ -200,7 +197,7 @@ Writer = Callable[[Rows, Figures], bytes]
 
 
 class YesOrNo(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts whose first output token is `yes` or `no`."""
+    """Prompts answered by `yes` or `no`."""
 
     requests: tuple[GenerationRequest, ...]
     yes: int
@@ -259,7 +256,7 @@ class NoVectors:
 
 @dataclass
 class YesOrNoScores:
-    """`Embedding` with one number per prompt: log odds of yes against no."""
+    """`Embedding` of one number per prompt: log odds of yes against no."""
 
     generation: Generation
     prompts: YesOrNo

@@ -1,5 +1,3 @@
-"""Conversion of texts and token ids to inputs of a model that embeds."""
-
 from __future__ import annotations
 
 import secrets
@@ -27,7 +25,7 @@ FOREIGN_TOKENS = "foreign_token_ids"
 
 
 class InputReader(msgspec.Struct, frozen=True):
-    """Makes inputs of at most `limit` tokens, with special ones. `keeps_end`: cut at the beginning."""
+    """Inputs of at most `limit` tokens, with special ones."""
 
     tokenizer: Tokenizer
     limit: int
@@ -47,12 +45,11 @@ class InputReader(msgspec.Struct, frozen=True):
         )
 
     def texts(self, texts: Sequence[str], params: Sequence[str]) -> tuple[Tokens, ...]:
-        """Tokenize texts without control tokens."""
         read = self._read(texts, params, add_special=True)
         return tuple(self._fitted(*each) for each in zip(read, params, strict=True))
 
     def ids(self, ids: Sequence[int], param: str) -> Tokens:
-        """Check that this tokenizer can produce the ids."""
+        """Reject ids that this tokenizer cannot produce."""
         begin, end = self.tokenizer.marks.begin, self.tokenizer.marks.end
         is_own = tuple(ids[: len(begin)]) == begin and tuple(ids[len(ids) - len(end) :]) == end
         is_own = is_own and min(ids) >= 0 and max(ids) < self.tokenizer.vocab_size
@@ -63,7 +60,7 @@ class InputReader(msgspec.Struct, frozen=True):
         return self._fitted(ids, param)
 
     def pair(self, query: Sequence[int], text: Sequence[int], param: str) -> Tokens:
-        """Join a query and a text for a cross-encoder. Only the text may be cut."""
+        """Join a query and a text, of which only the text may be cut."""
         marks = self.tokenizer.marks
         head = (*marks.begin, *query, *marks.between)
         length = len(head) + len(text) + len(marks.end)
@@ -73,7 +70,7 @@ class InputReader(msgspec.Struct, frozen=True):
         return _require_some((*head, *self.kept(text, max(0, room)), *marks.end), param)
 
     def mixed(self, text: MixedText, param: str) -> Tokens:
-        """Join tokens and texts, and add missing special tokens around them."""
+        """Add missing special tokens around the parts."""
         if isinstance(text, str):
             return self.texts([text], [param])[0]
         marks, ids = self.tokenizer.marks, [one for one in text if isinstance(one, int)]
@@ -99,7 +96,7 @@ class InputReader(msgspec.Struct, frozen=True):
         return self.tokenizer.encode_all(readable, add_special=add_special, parse_special=False)
 
     def readable(self, text: str, param: str) -> str:
-        """Cut a text that is certainly too long before it is tokenized. Raises PromptFarTooLong."""
+        """Cut a text that is certainly too long before tokenizing. Raises PromptFarTooLong."""
         least = self.tokenizer.least_tokens(text)
         if least <= self.limit:
             return text
@@ -240,13 +237,13 @@ _PREFIX = "rerank-"
 _SOFTMAX = frozenset({"qwen3", "qwen3vl"})
 """Rerankers whose scores llama.cpp already turns into probabilities."""
 _FORCED = 100.0
-"""Added to the logits of yes and no against control tokens, after the log-probabilities are taken."""
+"""Lifts yes and no above other tokens, after the log-probabilities are taken."""
 _HALF = "\N{REPLACEMENT CHARACTER}"
-"""Remainder of a character that was cut."""
+"""Remainder of a cut character."""
 
 
 class _Pairs(NamedTuple):
-    """Query for all texts, or queries and texts in pairs of equal index."""
+    """Query for all texts, or queries and texts of equal index."""
 
     queries: tuple[str, ...]
     texts: tuple[str, ...]
@@ -348,7 +345,7 @@ def _by_scores(pairs: _Pairs, body: _ScoredBody, context: ResolveContext) -> _Sc
 
 
 def _by_yes_or_no(pairs: _Pairs, body: _ScoredBody, context: ResolveContext) -> _Scoring:
-    """The prompts of a query share a prefix, which is computed once."""
+    """A query's prompts share a prefix, which is computed once."""
     model = context.chosen.model
     assert model.rerank is not None, "a model without one cannot rerank"
     if len(pairs.texts) > context.options.max_sequences:
@@ -365,7 +362,7 @@ class _Prompts(NamedTuple):
     template: RerankPrompts
 
     def prompts_of(self, pairs: _Pairs) -> list[Tokens]:
-        """With `truncate` only the document is cut."""
+        """Cut only the document."""
         found = []
         for query, documents, params in pairs.by_query():
             readable = [self.reader.readable(*each) for each in zip(documents, params, strict=True)]
@@ -389,7 +386,7 @@ class _Prompts(NamedTuple):
 
 
 def _answers(reader: InputReader, template: RerankPrompts) -> tuple[int, int]:
-    """The first tokens of yes and no must differ. Raises InvalidRequest."""
+    """Require different first tokens. Raises InvalidRequest."""
     yes, no = (tokens[:1] for tokens in reader.plain((template.yes, template.no), ("model", "model")))
     if yes == no:
         message = "This model cannot rerank, because its tokens for yes and no begin alike."

@@ -1,2 +1,1 @@
-"""`/v1/responses`: items become a conversation, outputs become items. A response is stored before its client
-sees the end, one in the background even without a listener."""
+"""A response is stored before its client sees the end, one in the background even without a listener."""

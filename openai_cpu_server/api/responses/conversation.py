@@ -1,5 +1,3 @@
-"""Conversion of items of the Responses API to the messages of a conversation. Pure."""
-
 from __future__ import annotations
 
 import re
@@ -83,7 +81,7 @@ def to_messages(items: Iterable[ItemWithSource]) -> list[MessageParam]:
 
 
 def round_messages(items: Sequence[OutputItem], answer: EarlierAnswer | None) -> list[MessageParam]:
-    """Return the messages of one generation, with the results of its MCP calls."""
+    """Include the results of MCP calls."""
     written = [
         _as_call(item) if isinstance(item, McpCallItem) else item
         for item in items
@@ -104,7 +102,7 @@ class ApprovedCall(NamedTuple):
 
 
 def approved_calls(earlier: Sequence[ItemWithSource], items: Sequence[ItemWithSource]) -> list[ApprovedCall]:
-    """Return calls that the body's own `items` approve and that were not made. Raises InvalidRequest."""
+    """Return unmade calls approved by the body's own `items`. Raises InvalidRequest."""
     everything = [one.item for one in (*earlier, *items)]
     requests = {one.id: one for one in everything if isinstance(one, ApprovalRequestItem)}
     made = {one.approval_request_id for one in everything if isinstance(one, McpCallItem)}
@@ -128,8 +126,7 @@ def listed_servers(items: Iterable[ItemWithSource]) -> frozenset[str]:
 
 
 def _as_functions(items: Iterable[ItemWithSource]) -> Iterator[ItemWithSource]:
-    """Convert MCP calls to function calls with outputs. A call that was not approved gets the reason as its
-    output, and an approved one is represented by the call that followed."""
+    """Convert MCP calls to function calls with outputs. The output of an unapproved call is the reason."""
     everything = list(items)
     answers = {
         one.item.approval_request_id
@@ -174,7 +171,7 @@ def _as_call(item: McpCallItem) -> FunctionCallItem:
 
 
 SHOWN_PICTURE = re.compile(r"!\[picture\]\((data:image/[a-z0-9.+-]{1,40};base64,[\w+/=-]+)\)")
-"""Picture in the output of an MCP call."""
+"""Picture in an MCP call's output."""
 
 
 def _as_output(item: McpCallItem) -> FunctionCallOutputItem:
@@ -196,8 +193,8 @@ def round_attachments(items: Sequence[OutputItem]) -> Iterator[Attachment]:
 
 
 def current(items: Sequence[ItemWithSource]) -> Sequence[ItemWithSource]:
-    """Leave out items that the last summary replaces. If an answer follows it, the items that this answers
-    stay, else the words of users."""
+    """Leave out items that the last summary replaces. Keep items that a following answer answers, else the
+    words of users."""
     summaries = [at for at, one in enumerate(items) if isinstance(one.item, CompactionItem)]
     if not summaries:
         return items
@@ -211,8 +208,7 @@ def current(items: Sequence[ItemWithSource]) -> Sequence[ItemWithSource]:
 
 
 def summed_up(items: Sequence[ItemWithSource], summary: ItemWithSource) -> list[ItemWithSource]:
-    """Return the items for the next answer: system messages, the summary, and unanswered items with the calls
-    that their results belong to."""
+    """Keep system messages, the summary, and unanswered items with the calls that their results belong to."""
     first = len(items)
     while first and not _is_assistants(items[first - 1].item):
         first -= 1
@@ -254,7 +250,7 @@ class _AssistantTurn:
     thoughts: list[str] = field(default_factory=list)
 
     def takes(self, sourced: ItemWithSource) -> bool:
-        """Within a message, thoughts come first, then text, then calls."""
+        """Thoughts come first in a message, then text, then calls."""
         if sourced.answer is not self.answer:
             return False
         return isinstance(sourced.item, _CALLS) or not (self.texts or self.calls)
@@ -278,7 +274,7 @@ class _AssistantTurn:
         self.calls.append({"id": item.call_id, "type": "function", "function": function})
 
     def message(self) -> MessageParam:
-        """Thoughts are included, because the template decides if the model sees them."""
+        """Include thoughts, because the template decides if the model sees them."""
         fields: dict[str, object] = {"role": "assistant", "content": "\n".join(self.texts)}
         if self.calls:
             fields["tool_calls"] = self.calls
@@ -301,7 +297,7 @@ def _part_text(part: Part) -> str:
 
 
 def item_attachments(items: Sequence[ItemWithSource]) -> Iterator[Attachment]:
-    """Yield attachments. The client is not to blame for pictures of MCP calls."""
+    """The client is not to blame for pictures of MCP calls."""
     for sourced in items:
         item = _as_output(sourced.item) if isinstance(sourced.item, McpCallItem) else sourced.item
         is_latest = sourced is items[-1] and item is sourced.item

@@ -1,5 +1,3 @@
-"""Items of the Responses API, as they are shown, stored and continued."""
-
 from __future__ import annotations
 
 import re
@@ -13,7 +11,7 @@ from openai_cpu_server.api.generation import params
 from openai_cpu_server.api.generation.logprobs import TokenEntry
 
 OWN_SUMMARY = "openai-cpu-server:"
-"""Prefix of our `encrypted_content`, whose rest is plain text: it belongs to the client."""
+"""Prefix of our `encrypted_content`, which is plain text because it belongs to the client."""
 
 
 class _Typed(msgspec.Struct, frozen=True, tag_field="type"):
@@ -46,7 +44,7 @@ class InputImage(_Typed, frozen=True, omit_defaults=True, tag="input_image"):
 
 class InputAudio(_Typed, frozen=True, tag="input_audio"):
     input_audio: dict[str, str]
-    """Client's own object: `data` in base64 and its `format`, or a `url`."""
+    """Client's object: base64 `data` with `format`, or a `url`."""
 
     @classmethod
     def of(cls, sound: params.AttachmentSource, content: object) -> InputAudio:
@@ -231,4 +229,4 @@ class ItemWithSource(msgspec.Struct, frozen=True):
     item: Item
     param: str
     answer: params.EarlierAnswer | None = None
-    """Earlier answer that contains the item."""
+    """Answer that contains the item."""

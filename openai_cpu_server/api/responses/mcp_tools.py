@@ -1,5 +1,3 @@
-"""Tools of MCP servers that one response may call: listed, filtered and named for the model."""
-
 from __future__ import annotations
 
 import asyncio
@@ -35,15 +33,15 @@ class ToolListing(NamedTuple):
 @dataclass(frozen=True)
 class McpTools:
     offered: Mapping[str, OfferedTool]
-    """Tools by the names that the model sees."""
+    """Keys are names for the model."""
     functions: Sequence[FunctionParam]
     listings: Sequence[ToolListing]
     own_servers: Sequence[McpServer]
-    """Servers of this request only, which are closed with it."""
+    """Request's own, closed with it."""
     limits: McpLimits
 
     def find(self, label: str, tool: str) -> OfferedTool | None:
-        """`tool`: name that the server uses."""
+        """`tool`: the server's name of it."""
         found = (one for one in self.offered.values() if (one.label, one.tool.name) == (label, tool))
         return next(found, None)
 
@@ -52,7 +50,7 @@ class McpTools:
 
 
 async def open_tools(servers: McpServers, body: schema.ResponsesBody, identity: Identity) -> McpTools | None:
-    """Return the tools, which the caller must close, or None without MCP tools. Raises InvalidRequest."""
+    """Return None without MCP tools. The caller must close the tools. Raises InvalidRequest."""
     wanted = [
         (f"tools[{index}]", tool)
         for index, tool in enumerate(body.tools or ())
@@ -193,7 +191,7 @@ def is_allowed(wanted: schema.McpServerTool, tool: McpTool) -> bool:
 
 
 def needs_approval(rule: schema.RequiredApproval | None, tool: McpTool) -> bool:
-    """Return True if both filters match, or neither of two. A filter for `always` alone frees other tools."""
+    """Match both filters, or neither of two. A filter for `always` alone frees other tools."""
     if not isinstance(rule, schema.ApprovalRule):
         return rule != "never"
     if rule.always is not None and _matches(rule.always, tool):

@@ -1,5 +1,3 @@
-"""The response object of the Responses API, as it is shown and stored."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -23,7 +21,7 @@ from openai_cpu_server.jobs.records import ResponseStatus
 class ResponseInputDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int = 0
-    """Always 0, because prompts are cached without a request."""
+    """Always 0, because caching needs no request."""
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
     audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
     audio_seconds: float | msgspec.UnsetType = msgspec.UNSET
@@ -154,7 +152,7 @@ def ended(
     now_s: int,
     ended_by: EndedBy = msgspec.UNSET,
 ) -> ResponseObject:
-    """`is_whole`: the response was not cut by a limit of tokens. `ended_by`: reason of another end."""
+    """`is_whole`: no limit of tokens cut the response. `ended_by`: reason of another end."""
     status = ResponseStatus.COMPLETED if is_whole else ResponseStatus.INCOMPLETE
     return msgspec.structs.replace(
         response,
@@ -167,7 +165,7 @@ def ended(
 
 
 def failed(response: ResponseObject, output: Sequence[OutputItem], error: ErrorObject) -> ResponseObject:
-    """Return the response with its output so far, and one of the few codes that OpenAI's clients know."""
+    """Keep the output so far, and use one of the few codes that OpenAI's clients know."""
     is_limit = error.error.code == _LIMIT
     return msgspec.structs.replace(
         response,

@@ -1,5 +1,3 @@
-"""Reader of a response's body, which fetches everything that the response continues."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -57,7 +55,7 @@ class ResponseParams(msgspec.Struct, frozen=True):
 
     @property
     def adds_to(self) -> str | None:
-        """Conversation that gets the items. A mere summary changes none."""
+        """Return the conversation that gets the items. A mere summary changes none."""
         return None if self.body.is_compacting else self.body.conversation_id
 
     @property
@@ -76,7 +74,6 @@ class ResponseParams(msgspec.Struct, frozen=True):
         )
 
     def compacting(self) -> ResponseParams:
-        """Return the request for a summary of this one's conversation."""
         body = self.body.compacting().model_copy(update={"truncation": "auto"})
         trigger = ItemWithSource(conversation.trigger_item(), _MANAGEMENT)
         shown = [*conversation.current([*self.earlier, *self.items]), trigger]
@@ -97,12 +94,11 @@ class ResponseParams(msgspec.Struct, frozen=True):
         )
 
     def without_output(self) -> ResponseParams:
-        """Return a copy that ends after prefilling."""
         return msgspec.structs.replace(self, body=self.body.model_copy(update={"max_output_tokens": 1}))
 
 
 class LastResponse(msgspec.Struct, frozen=True):
-    """Last response of a WebSocket, which can be continued without being stored."""
+    """A WebSocket's last response, continued without being stored."""
 
     id: str
     items: tuple[ItemWithSource, ...]
@@ -111,14 +107,12 @@ class LastResponse(msgspec.Struct, frozen=True):
 @dataclass(frozen=True)
 class ResponseReader:
     repository: ResponseRepository | None
-    """Stored responses, or None if this server stores none."""
+    """Absent (None) without stored responses."""
     options: ApiOptions
     has_mcp: bool = False
-    """False to leave out MCP tools."""
 
     @property
     def _max_bytes(self) -> int:
-        """Most bytes of earlier items."""
         return 2 * self.options.max_body_bytes
 
     async def read(
@@ -197,7 +191,7 @@ class ResponseReader:
     async def _with_room(
         self, params: ResponseParams, limits: StorageLimits, num_bytes: int
     ) -> ResponseParams:
-        """On a nearly full disk, a response that is stored only by default is not stored."""
+        """Do not store a response on a nearly full disk if storing is only the default."""
         if self.repository is None or not (params.is_stored or params.adds_to):
             return params
         try:

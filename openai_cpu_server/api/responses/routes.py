@@ -1,5 +1,3 @@
-"""Routes of responses: made, streamed, stored, or over a WebSocket."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -53,7 +51,7 @@ from openai_cpu_server.observe.ended import RequestOrigin
 
 _LISTED, _MAX_LISTED = 20, 100
 _POLL_S = 1.0
-"""Interval for polling a response of another server."""
+"""Polls a response of another server."""
 _IGNORED = ("include", "include[]", "include_obfuscation")
 """OpenAI's parameters without an effect, because everything is shown."""
 _LEFT_BEHIND = "The server that made this response has ended."
@@ -128,7 +126,7 @@ class ResponsesRoutes:
         return json_response(compacted, headers=dict(running.call.call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """Answer a batch row. It is stored only on demand, because the output file contains it."""
+        """Store a batch row's response only on demand, because the output file contains it."""
         params = await self._reader.read(data, context.identity, stores_by_default=False)
         for name in ("stream", "background"):
             if getattr(params.body, name):
@@ -232,8 +230,8 @@ class ResponsesRoutes:
         return await listed_items(items, has_more=has_more)
 
     async def _behind(self, request: Request, params: ResponseParams, background: Background) -> ASGIApp:
-        """Let the response outlive this request, except while approved calls are made: a client that leaves
-        then does not know its id."""
+        """Let the response outlive this request, except during approved calls: a client that leaves then does
+        not know its id."""
         context = replace(context_of(request.scope).inner(RequestOrigin.BACKGROUND), timeout_s=None)
         disconnect_guard = partial(while_connected, request.receive)
         running = await self._maker.begin(
@@ -265,7 +263,7 @@ class ResponsesRoutes:
         return (await self._record(owner, response_id)).response
 
     async def _record(self, owner: str, response_id: str) -> records.ResponseRecord:
-        """A response whose server has died has failed."""
+        """Fail a response whose server has died."""
         repository = self._require_repository()
         record = await repository.get(owner, response_id)
         if not repository.is_left_behind(record):
@@ -285,7 +283,7 @@ class ResponsesRoutes:
         return self._replayed(record, first)
 
     async def _replayed(self, record: records.ResponseRecord, first: int) -> AsyncIterator[bytes]:
-        """A response of another server is replayed once it has ended."""
+        """Replay another server's response once it has ended."""
         repository = self._require_repository()
         while not record.status.has_ended:
             await anyio.sleep(_POLL_S)
@@ -340,7 +338,7 @@ def _has_ended(status: records.ResponseStatus) -> errors.InvalidRequest:
 
 
 def _first_event(query: QueryParams) -> int | None:
-    """Return the number of the first event to stream, or None for the object."""
+    """Return None for the object instead of its stream."""
     after, stream = query.get("starting_after"), query.get("stream", "false")
     if after is not None and not (after.isascii() and after.isdecimal() and len(after) < 10):
         raise errors.wrong_value("starting_after", "the number of an event")

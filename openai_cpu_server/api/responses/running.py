@@ -1,5 +1,3 @@
-"""Responses under way, with a client or in the background, which are stored at their end."""
-
 from __future__ import annotations
 
 import asyncio
@@ -46,18 +44,18 @@ from openai_cpu_server.models.registry import Ability, choose_able, ensure_serve
 
 logger = logging.getLogger(__name__)
 _FIRST_KEEPALIVE_S = 1.0
-"""Longest time until a waiting response reports that it waits."""
+"""Longest time until a waiting response reports it."""
 _BYTES_PER_TOKEN = 4
 _MAX_SUMMARY_TOKENS = 2048
-"""Tokens of the longest summary, thoughts included."""
+"""Includes thoughts."""
 _FULL = 0.75
-"""Share of the context above which a conversation is summarized, without a threshold in the request."""
+"""Share of the context from which a conversation is summarized by default."""
 _SUMMARY_ROUTE = "/v1/responses/compact"
 _CLOSE_S = 5.0
 
 
 class RunningResponse:
-    """Submitted response. The owner must enter `call`."""
+    """The owner must enter `call`."""
 
     def __init__(
         self,
@@ -91,7 +89,7 @@ class RunningResponse:
         return self.stream.response
 
     async def items(self) -> AsyncIterator[StreamItem]:
-        """Yield the events. The response is stored before its client sees the end, which may be a failure."""
+        """Store the response before its client sees the end, which may be a failure."""
         try:
             async for item in self._with_keepalives(self.call.emit(self.stream)):
                 if self.stream.has_ended:
@@ -141,7 +139,7 @@ class RunningResponse:
         return [ItemRecord(id=item.id, content=msgspec.json.encode(item)) for item in items]
 
     def turn(self, response: ResponseObject) -> ConversationTurn | None:
-        """Return new items of the conversation, or None without one or after a failure or cancellation."""
+        """Return None without a conversation, or after a failure or cancellation."""
         conversation_id, conversations = self.params.adds_to, self._conversations
         is_usable = ResponseStatus(response.status) in USABLE
         if conversation_id is None or conversations is None or not is_usable:
@@ -163,7 +161,6 @@ class RunningResponse:
         return conversations.turn(conversation_id, items)
 
     async def _with_keepalives(self, items: AsyncGenerator[StreamItem, None]) -> AsyncIterator[StreamItem]:
-        """Add signs of life, which are numbered events, while no items come."""
         wait_s = min(_FIRST_KEEPALIVE_S, self._keep_alive_s) or None
         async with aclosing(items):
             while self.stream.is_silent:
@@ -223,7 +220,7 @@ class ResponseMaker:
     repository: ResponseRepository | None
     history: RequestHistory
     mcp: McpServers | None
-    """MCP servers, or None if the server calls no tools."""
+    """Absent (None) if the server calls no tools."""
     observer: McpObserver
 
     async def begin(
@@ -235,7 +232,7 @@ class ResponseMaker:
         status: ResponseStatus = ResponseStatus.IN_PROGRESS,
         disconnect_guard: DisconnectGuard = lambda calling: calling(),
     ) -> RunningResponse:
-        """Start a response, after a summary if `context_management` requests one. Raises InvalidRequest."""
+        """Summarize first if `context_management` requests it. Raises InvalidRequest."""
         tools = await self.open_tools(params.body, context.identity)
         call: OpenCall
         if tools is None:
@@ -292,7 +289,7 @@ class ResponseMaker:
         attempt: CascadeAttempt,
         offered: Sequence[FunctionParam] = (),
     ) -> ResponseParams:
-        """Sum up a conversation that is too long, unless it has no answer. An empty summary is ignored."""
+        """Summarize a conversation that is too long, unless it has no answer. An empty summary is ignored."""
         management, body = params.body.context_management, params.body
         if not management or not is_answered([*params.earlier, *params.items]):
             return params
@@ -338,13 +335,13 @@ class LiveResponse:
         return self.running.response
 
     async def cancelled(self) -> None:
-        """Cancel, and wait until the end is stored, which may be a different end."""
+        """Wait until the end is stored, which may be a different end."""
         self.running.call.cancel()
         await self.log.ended()
 
 
 class Background:
-    """Runs background responses. The owner must `close` it before the database."""
+    """The owner must `close` it before the database."""
 
     def __init__(self, repository: ResponseRepository, history: RequestHistory) -> None:
         self._repository = repository
@@ -366,7 +363,7 @@ class Background:
         return live if live is not None and live.running.params.owner == owner else None
 
     async def close(self) -> None:
-        """Wait until running responses have stored their end, after the engines have ended."""
+        """Wait after the engines' end until running responses are stored."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
         for task in self._tasks:
@@ -404,7 +401,7 @@ class Background:
             del self._live[response.id]
 
     async def _make(self, live: LiveResponse) -> Sequence[Chunk]:
-        """The last events are returned, because they wait until the response is stored."""
+        """Return the last events, which wait until the response is stored."""
         stream, request_log = live.running.stream, live.request_log
         try:
             async with live.running.call as call:

@@ -1,5 +1,3 @@
-"""Schemas of `POST /v1/responses`: items, tools and the body."""
-
 from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Union
@@ -36,7 +34,7 @@ class RefusalPart(EchoedBody):
 SentPart = Annotated[Union[ItemTextPart, RefusalPart, shared.ForeignKind], by_type()]
 Content = shared.TextOrList[shared.ListOf[SentPart]]
 ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
-"""NUL is excluded, because some databases cannot store it."""
+"""Some databases cannot store NUL."""
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -92,7 +90,7 @@ class SentReasoning(SentItem):
     summary: shared.ListOf[ReasoningPart] | None = None
     content: shared.ListOf[ReasoningPart] | None = None
     encrypted_content: str | None = None
-    """Thoughts of other servers, which are unreadable here."""
+    """Other servers' thoughts, unreadable here."""
 
 
 class SentCompaction(SentItem):
@@ -226,7 +224,7 @@ class McpServerTool(EchoedBody):
 
     type: Literal["mcp"]
     server_label: shared.Name
-    """Name in the configuration, or any name with `server_url`."""
+    """Configured name, or any with `server_url`."""
     server_url: Annotated[str, Field(max_length=2048)] | None = None
     headers: Annotated[dict[str, str], Field(max_length=32)] | None = None
     authorization: str | None = None
@@ -234,7 +232,7 @@ class McpServerTool(EchoedBody):
     require_approval: RequiredApproval | None = None
     """Default `always`, as at OpenAI."""
     server_description: str | None = None
-    """Not shown to the model, which sees the tools' own descriptions."""
+    """Hidden from the model, which sees the tools' own descriptions."""
     connector_id: str | None = None
     tunnel_id: str | None = None
     defer_loading: bool | None = None
@@ -255,7 +253,7 @@ class NamedMcpTool(EchoedBody):
     type: Literal["mcp"]
     server_label: str
     name: str | None = None
-    """Tool, or None for any of the server's."""
+    """Any of the server's if None."""
 
 
 class AllowedToolsChoice(EchoedBody):
@@ -310,7 +308,7 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: shared.Name | None = None
     description: str | None = None
-    """Not shown to the model."""
+    """Hidden from the model."""
     strict: bool | None = None
     json_schema: Annotated[shared.JsonObject | None, Field(alias="schema")] = None
 
@@ -325,14 +323,14 @@ class ReasoningOptions(Body):
 
     effort: shared.Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """No effect, because thoughts are shown in full."""
+    """Ignored, because thoughts are shown in full."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     """Older name of `summary`."""
 
 
 class ResponsesStreamOptions(Body):
     include_obfuscation: bool | None = None
-    """No effect, because events carry no random padding."""
+    """Ignored, because events carry no padding."""
 
 
 class ConversationName(Body):
@@ -385,7 +383,7 @@ class TurnFields(Body):
 
 class InputTokensBody(TurnFields):
     def as_response(self) -> ResponsesBody:
-        """Return a response's body. Fields outside this schema were not validated and are left out."""
+        """Leave out fields outside this schema, which were not validated."""
         return ResponsesBody.model_construct(
             **{name: getattr(self, name) for name in type(self).model_fields}
         )
@@ -397,7 +395,7 @@ class ResponsesBody(shared.SharedBody, TurnFields):
     context_management: Annotated[list[ContextManagement], Field(max_length=1)] | None = None
     stream_options: ResponsesStreamOptions | None = None
     max_tool_calls: shared.PositiveCount | None = None
-    """Limit for calls of MCP tools, which the server makes itself."""
+    """Counts calls of MCP tools."""
     max_output_tokens: shared.OutputLimit = None
     include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
     top_logprobs: shared.TopLogprobs | None = None

@@ -1,5 +1,4 @@
-"""`/v1/responses` as a WebSocket: a message has the body of a POST, and is answered by the events of a
-stream. The last response can be continued without being stored."""
+"""A message is a POST's body. The last response can be continued without being stored."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class ResponsesExchange:
         self._recent: LastResponse | None = None
 
     async def take(self, data: bytes) -> None:
-        """Queue a message. The number of waiting messages is limited, and their bytes to those of one."""
+        """Limit waiting messages in number, and their bytes to those of one."""
         most, most_bytes = self._socket.options.max_socket_requests, self._socket.options.max_body_bytes
         try:
             if len(self._waiting) >= most:
@@ -122,7 +121,7 @@ class ResponsesExchange:
 
 
 def _body(data: bytes) -> tuple[bytes, bool]:
-    """Return the body of a POST that streams, and False for `generate: false`. Raises InvalidRequest."""
+    """Return False for `generate: false`. Raises InvalidRequest."""
     check_json_size(data)
     try:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])

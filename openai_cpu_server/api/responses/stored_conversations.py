@@ -1,5 +1,3 @@
-"""`/v1/conversations`: stored lists of items, which responses continue and extend."""
-
 from __future__ import annotations
 
 import secrets
@@ -31,7 +29,7 @@ from openai_cpu_server.jobs.responses import ResponseRepository
 from openai_cpu_server.jobs.store.storage import CONVERSATION_BYTES
 
 _MAX_ITEMS = 20
-"""Items that can be added at once, as at OpenAI."""
+"""OpenAI's limit."""
 _INCLUDES = ("include", "include[]")
 
 
@@ -167,7 +165,7 @@ class ConversationRoutes:
     async def _items(
         self, sent: Sequence[InputItem], owner: str, size: int
     ) -> tuple[list[ConversationItem], list[str]]:
-        """Return the items, and the names of what is not supported in them."""
+        """Return the names of unsupported parts, too."""
         for index, one in enumerate(sent):
             if isinstance(one, CompactionTrigger):
                 raise wrong("Only a response can contain a 'compaction_trigger'.", f"items[{index}].type")

@@ -1,5 +1,3 @@
-"""Response as events: parts of the output become events of items, and an object at the end."""
-
 from __future__ import annotations
 
 import enum
@@ -98,7 +96,7 @@ class _ItemPlace:
 
 @dataclass
 class _OpenItem(ABC):
-    """Item that the model is writing. Without `delta_event` it is sent without deltas."""
+    """Item being written. Without `delta_event` it is sent without deltas."""
 
     delta_event: ClassVar[str] = ""
     place: _ItemPlace
@@ -206,7 +204,7 @@ class _OpenCustomCall(_OpenFunctionCall):
 
 @dataclass
 class _OpenMcpCall(_OpenItem):
-    """Call that this server makes, done once it has a result."""
+    """Call by this server, which ends with its result."""
 
     delta_event = "response.mcp_call_arguments.delta"
     tool: OfferedTool
@@ -263,20 +261,19 @@ _FOR_CLIENTS = (FunctionCallItem, CustomCallItem, ApprovalRequestItem)
 
 @dataclass
 class OutputWriter:
-    """Writes items in order; one is open at a time."""
+    """One item is open at a time."""
 
     numbers: EventNumbers
     new_call_id: NewId
     new_id: NewItemId
     offered: Mapping[str, OfferedTool]
     is_compacting: bool
-    """True to drop thoughts."""
+    """True drops thoughts."""
 
     def __post_init__(self) -> None:
         self._open: _OpenItem | None = None
         self._done: list[OutputItem] = []
         self._num_earlier = 0
-        """Items that existed before any output."""
         self._round_start = 0
         self._pending: list[PendingCall] = []
 
@@ -353,7 +350,7 @@ class OutputWriter:
         return item.end(status)
 
     def end(self, status: str) -> list[Chunk]:
-        """End the last item. A response without output has an empty message."""
+        """A response without output has an empty message."""
         chunks: list[Chunk] = []
         if self._open is None and len(self._done) == self._num_earlier:
             is_summary = self.is_compacting
@@ -392,7 +389,7 @@ class OutputWriter:
 
 
 class StreamStage(enum.Enum):
-    """Latest stage that the stream has reported. It only advances."""
+    """Latest reported stage, which only advances."""
 
     CREATED = "created"
     QUEUED = "queued"
@@ -401,7 +398,7 @@ class StreamStage(enum.Enum):
 
 
 class ResponseStream(Renderer):
-    """Builds streams, and complete responses too. Signs of life are numbered events."""
+    """Builds complete responses too. Keepalives are numbered events."""
 
     def __init__(
         self,
@@ -436,7 +433,7 @@ class ResponseStream(Renderer):
 
     @property
     def written(self) -> tuple[int, ...]:
-        """Tokens of the output for the next turn, unless it contains thoughts or several rounds."""
+        """Return the next turn's tokens, unless there are thoughts or several rounds."""
         return self.written_in_round if self._num_rounds == 1 else ()
 
     @property
@@ -456,7 +453,7 @@ class ResponseStream(Renderer):
         return "completed" if self.is_whole else "incomplete"
 
     def begin(self) -> Sequence[Chunk]:
-        """Only a background response is known to wait."""
+        """Background responses alone are known to wait."""
         created = self._about("response.created")
         if self.response.status != ResponseStatus.QUEUED.value:
             return [created]
@@ -464,7 +461,7 @@ class ResponseStream(Renderer):
         return [created, self._about("response.queued")]
 
     def waiting(self, news: messages.QueuePlace | messages.ModelLoading) -> Sequence[Chunk]:
-        """Report the queue once. Later reports are signs of life, except in the background."""
+        """Report the queue once, then keepalives, except in the background."""
         if self._stage is not StreamStage.CREATED:
             return () if self.response.background else self.keepalive()
         self._stage = StreamStage.QUEUED
@@ -479,7 +476,7 @@ class ResponseStream(Renderer):
         return [Chunk(b"%b,%b}" % (event.json[:-1], progress_field(progress, figures)), event.event)]
 
     def keepalive(self) -> Sequence[Chunk]:
-        """Return a sign of life, because some clients give up streams that are silent."""
+        """Keep clients that give up silent streams."""
         if self._stage is StreamStage.SPEAKING:
             return ()
         self._stage = StreamStage.IN_PROGRESS
@@ -538,7 +535,7 @@ class ResponseStream(Renderer):
         return [self._numbers.event("error", fields), self._about("response.failed")]
 
     def cancel(self) -> Sequence[Chunk]:
-        """Return the last event of a cancelled response. OpenAI has no event for this."""
+        """OpenAI has no event for cancellation."""
         self.response = objects.cancelled(self.response, self.output.items())
         return [self._about("response.failed")]
 

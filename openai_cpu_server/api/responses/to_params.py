@@ -1,5 +1,3 @@
-"""Conversion of a body, with its items and all that it continues, to a `GenerationParams`. Pure."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +51,7 @@ _INCLUDABLE = frozenset(
         "message.input_image.image_url",
     }
 )
-"""Values of OpenAI's API. Only the first has an effect: others need missing tools, or are shown anyway."""
+"""OpenAI's values. Only the first has an effect: others need missing tools, or are shown anyway."""
 _TIERS = {"fast": "priority", "priority": "priority", "flex": "flex"}
 _PATH = "input"
 
@@ -76,7 +74,6 @@ def ignored_tools(body: ResponsesBody) -> list[str]:
 
 
 def check_supported(body: ResponsesBody) -> None:
-    """Reject unsupported values. Raises InvalidRequest."""
     for index, wanted in enumerate(body.include or ()):
         if wanted not in _INCLUDABLE:
             values = ", ".join(f"'{name}'" for name in sorted(_INCLUDABLE))
@@ -164,7 +161,7 @@ def _choice(body: ResponsesBody, all_names: Sequence[str]) -> tuple[ToolUse | No
 
 
 def _meant(name: str, namespace: object, all_names: Sequence[str]) -> str:
-    """A tool of a namespace may be named without it, if no other tool has the name."""
+    """A namespace may be omitted before a unique name."""
     if isinstance(namespace, str):
         return namespace + items.IN_NAMESPACE + name
     found = [each for each in all_names if each.rpartition(items.IN_NAMESPACE)[2] == name]
@@ -172,7 +169,7 @@ def _meant(name: str, namespace: object, all_names: Sequence[str]) -> str:
 
 
 def _allowed(tools: Sequence[Mapping[str, JsonValue]], all_names: Sequence[str]) -> tuple[str, ...]:
-    """Unsupported tools are left out. A namespace stands for all of its tools."""
+    """Leave out unsupported tools. A namespace stands for all of its tools."""
     named: list[str] = []
     for tool in tools:
         name = tool.get("name")
@@ -212,7 +209,7 @@ _CALL_FIELDS = ("input", "action", "operation", "arguments", "code", "queries")
 def new_items(
     sent: str | Sequence[schema.InputItem] | None, referenced: Mapping[str, items.Item]
 ) -> list[items.ItemWithSource]:
-    """Return the body's items. `referenced`: items by id. Raises InvalidRequest."""
+    """`referenced`: items by id. Raises InvalidRequest."""
     if isinstance(sent, str):
         text = (items.InputText(sent),)
         return [
@@ -243,7 +240,6 @@ def unsupported_names(sent: str | Sequence[schema.InputItem] | None) -> list[str
 
 
 def _check_whole(sent: str | Sequence[schema.InputItem] | None) -> None:
-    """Reject pictures and files of the last message that have no content."""
     last = None if not sent or isinstance(sent, str) else sent[-1]
     content = getattr(last, "content", None)
     for number, part in enumerate(content if isinstance(content, list) else ()):
@@ -288,7 +284,7 @@ def _foreign(sent: ForeignKind) -> list[items.Item]:
 
 
 def _item(sent: schema.InputItem, param: str, referenced: Mapping[str, items.Item]) -> items.Item:
-    """Fields of the same name have the same value, but for those that are converted here."""
+    """Same-named fields have the same value, except those converted here."""
     match sent:
         case schema.CompactionTrigger():
             return trigger_item()

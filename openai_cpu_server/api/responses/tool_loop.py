@@ -1,5 +1,3 @@
-"""Response whose model calls MCP tools, in generations until no call is left or the client must act."""
-
 from __future__ import annotations
 
 import contextlib
@@ -86,7 +84,7 @@ class ToolCaller:
         return [AnsweredCall(*each) for each in zip(calls, (tool for tool, _ in found), answers, strict=True)]
 
     async def call_all(self, calls: Sequence[tuple[OfferedTool, str]]) -> list[McpAnswer]:
-        """Make the calls, of tools with their arguments, at the same time."""
+        """Make the calls concurrently."""
         began_s = time.monotonic()
         answers: dict[int, McpAnswer] = {}
 
@@ -120,12 +118,12 @@ class ToolCaller:
 
 @dataclass(eq=False)
 class ToolLoop:
-    """Implements `OpenCall`. Leaving the context also ends a running tool call, and closes the tools."""
+    """Implements `OpenCall`. Leaving the context ends a running tool call, and closes the tools."""
 
     first: GenerationParams
     max_calls: int | None
     listed: frozenset[str]
-    """Servers whose tools the conversation has listed already."""
+    """Servers whose tools the conversation has listed."""
     approved: Sequence[AnsweredCall]
     running: RunningCall
     service: GenerationService
@@ -202,7 +200,7 @@ class ToolLoop:
         return await self.running.gather()
 
     async def emit(self, renderer: Renderer) -> AsyncGenerator[StreamItem, None]:
-        """Yield the events of all rounds. Raises errors of generations, and those of its own end."""
+        """Yield all rounds' events. Raises errors of generations, and those of its own end."""
         assert isinstance(renderer, ResponseStream), "only responses have such tools"
         stream = renderer
         yield [*stream.begin(), *self._before(stream)]
@@ -267,12 +265,11 @@ class ToolLoop:
 
     @property
     def _left_tokens(self) -> int | None:
-        """Tokens left of the client's `max_tokens`, or None."""
         limit = self.first.max_tokens
         return None if limit is None else limit.tokens - self.figures.output_tokens
 
     async def _start_round(self, stream: ResponseStream) -> None:
-        """Results that exceed the context are replaced by an error."""
+        """Replace results that exceed the context by an error."""
         items = stream.output.of_round
         try:
             await self._begin(self._following(stream, items))
@@ -332,7 +329,7 @@ class ToolLoop:
 
 
 class _Round(Renderer):
-    """Renderer of one of several generations. The stream begins before the first and ends after the last."""
+    """One generation of a stream that spans all."""
 
     def __init__(self, stream: ResponseStream) -> None:
         self._stream = stream
