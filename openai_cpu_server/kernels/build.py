@@ -1,6 +1,8 @@
-"""Compiles the library of kernels: `python -m openai_cpu_server.kernels.build`. A portable wheel has one per
-CPU level, from which `library.py` chooses. Imports only the standard library, because it runs before anything
-is installed."""
+"""Compiles the library of kernels: `python -m openai_cpu_server.kernels.build`.
+
+A portable wheel has one per CPU level. Imports only the standard library, because it runs before anything is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +55,8 @@ class BuildFailed(Exception):
 
 
 def build_library(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> None:
-    """Compile the library, even if it exists. Raises `BuildFailed`.
-
-    `compiler`: a command line, or "" for the machine's. `cpu`: flags of the instruction set.
+    """Raises `BuildFailed`. `compiler`: a command line, or "" for the machine's. `cpu`: flags of the
+    instruction set.
     """
     if sys.platform != "linux":
         raise BuildFailed("they work on Linux only")
@@ -104,8 +105,10 @@ def level_library(level: str, beside: Path = LIBRARY) -> Path:
 
 
 def build_if_changed(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> bool:
-    """Compile, and return True, unless the library has the same sources, compiler and CPU. Raises
-    `BuildFailed` after deleting an outdated library."""
+    """Return False if the library has the same sources, compiler and CPU.
+
+    Raises `BuildFailed` after deleting an outdated library.
+    """
     key, key_file = _key(compiler), target.with_suffix(".key")
     if target.exists() and key_file.exists() and key_file.read_text() == key:
         return False
@@ -134,7 +137,6 @@ def _key(compiler: str) -> str:
 
 
 def cpu_flags() -> str:
-    """Features that Linux reports for the first core."""
     try:
         lines = _CPU_INFO.read_text("utf-8").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Only place that imports llama.cpp. The API process imports only `gguf`, `host` and `model.kv_size`, which
-load no native code.
+"""Only place that imports llama.cpp; the API process imports only `gguf`, `host` and `model.kv_size`, which
+do not.
 
-Each native object has one owner that frees it, and an error of one request fails only that request. Files,
-options and memory that do not allow a load raise `StartupError` with one line for the terminal, also where
-llama.cpp would end the process; then nothing stays loaded.
+Each native object has one owner that frees it. An error of one request fails only that request. A load that
+files, options or memory rule out raises `StartupError` and leaves nothing loaded, even where llama.cpp would
+end the process.
 """

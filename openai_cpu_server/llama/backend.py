@@ -1,4 +1,4 @@
-"""Implementation of the contract's `Backend`: execution of steps, and the model's adapters."""
+"""Implementation of the contract's `Backend`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Computed(NamedTuple):
 
 
 class LlamaBackend:
-    """Owns all parts of a loaded model. Not thread-safe except for `interrupt` and `forced`."""
+    """Owner of a loaded model's parts. Not thread-safe except for `interrupt` and `forced`."""
 
     def __init__(self, loaded: LoadedParts) -> None:
         self.info = loaded.info
@@ -77,9 +77,8 @@ class LlamaBackend:
             loaded.context.sequences,
         )
         self._rows: dict[int, PlacedRows] = {}
-        """Rows that are still to be computed, by slot."""
         self._reading_ms = 0.0
-        """Time of a head's reading in the present step."""
+        """Time that a head reads in the present step."""
         self.threads = loaded.context.compute_threads
         self.interrupt = loaded.abort.press
         self.unready_slots = self._slots.unready
@@ -115,7 +114,7 @@ class LlamaBackend:
         return self._constraints.start(constraint, output).take_forced()
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """Load an adapter and use it once. Raises `AdapterFailed`."""
+        """Raises `AdapterFailed`."""
         loaded = self._adapters.load(adapter)
         try:
             self._adapters.use(adapter.key)
@@ -136,7 +135,8 @@ class LlamaBackend:
 
     def warm_up(self) -> bool:
         """Compute a token, so that no request pays for the first use of the weights. Return False if
-        interrupted."""
+        interrupted.
+        """
         self._batch.fill([Span(slot=0, start=0, tokens=(self._any_token,), sample=True)])
         with self._abort.armed():
             is_done = self._context.decode(self._batch)
@@ -146,10 +146,10 @@ class LlamaBackend:
         return is_done
 
     def execute(self, step: Step) -> StepResult:
-        """Execute the verbs, compute the spans and sample. Raises `DecodeFailed` or `BadLogits`, after which
-        the backend is unusable.
+        """Execute the verbs, compute the spans and sample.
 
-        An interrupted step has executed its verbs. Padding that does not fit is dropped.
+        After an interruption the verbs are executed. Padding that does not fit is dropped. Raises
+        `DecodeFailed` or `BadLogits`; then the backend is unusable.
         """
         rollback = self._rollback(step)
         with self._abort.armed(is_armed=rollback is not None):
@@ -195,7 +195,7 @@ class LlamaBackend:
         return msgspec.structs.replace(result, encoded=is_done, encoding_ms=encoding_ms, faults=faults)
 
     def _rollback(self, step: Step) -> dict[int, int] | None:
-        """Slots that keep the slots' states, or None if the step must not stop or they cannot be kept."""
+        """Copies of the slots' states, by slot, or None if the step must not stop or they do not fit."""
         if not step.may_be_interrupted:
             return None
         if not self.info.state_bytes:
@@ -226,7 +226,7 @@ class LlamaBackend:
             self._context.share(rollback[span.slot], span.slot, 0, span.start)
 
     def _computes_numbers(self) -> bool:
-        """Compute a token. Return True if its logits are finite or no cell is free."""
+        """Return True if a token's logits are finite, or no cell is free."""
         slot, token = self._sequences.padding_slot, self._any_token
         self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
         try:
@@ -277,7 +277,6 @@ class LlamaBackend:
         return msgspec.structs.replace(span, draft=span.draft[:length])
 
     def _compute(self, spans: Sequence[Span], padding: int) -> Computed | None:
-        """Return None if interrupted."""
         if any(span.slot in self._rows for span in spans):
             return self._compute_with_rows(spans, padding)
         if padding:
@@ -308,7 +307,7 @@ class LlamaBackend:
         return Computed(layout.rows, self._context.logits(num_outputs) if num_outputs else None, padding)
 
     def _compute_with_rows(self, spans: Sequence[Span], padding: int) -> Computed | None:
-        """A llama_batch has either rows or tokens; rows come first."""
+        """A llama_batch has either rows or tokens."""
         rows = {span.slot: self._rows.pop(span.slot) for span in spans if span.slot in self._rows}
         whole = [[one] for one in rows.values() if one.is_whole]
         others = [one for one in rows.values() if not one.is_whole]
@@ -327,7 +326,6 @@ class LlamaBackend:
     def _compute_groups(
         self, spans: Sequence[Span], groups: Sequence[Sequence[Span]], padding: int, *, is_apart: bool
     ) -> Computed | None:
-        """`is_apart`: groups of several sequences are not interrupted."""
         rows: dict[int, OutputRows] = {}
         found: list[Logits] = []
         num_outputs = padded = 0
@@ -348,9 +346,8 @@ class LlamaBackend:
     def _apart(self, spans: Sequence[Span]) -> list[list[Span]]:
         """Group spans so that each state can be restored after an interruption.
 
-        llama.cpp first moves states to put those that compute together side by side. An aborted graph may
-        leave any of them half moved, so only graphs of one sequence are aborted. That costs nothing, because
-        steps of unequal lengths pass over the weights twice anyway.
+        llama.cpp moves states side by side, and an aborted graph may leave any half moved. So only graphs of
+        one sequence are aborted, which costs nothing: unequal steps pass over the weights twice anyway.
         """
         least = 1 if self._loaded.model.is_computed_apart else 2
         single = [span for span in spans if span.num_tokens < least]
@@ -358,10 +355,9 @@ class LlamaBackend:
         return groups + [[span] for span in spans if span.num_tokens >= least]
 
     def _drafts_last(self, spans: Sequence[Span]) -> list[list[Span]]:
-        """Group spans so that each state can roll back to before its draft.
+        """Put spans with drafts last, together if llama.cpp computes them in one pass.
 
-        llama.cpp leaves snapshots behind when it moves a state for other sequences. So those with drafts come
-        last, together if llama.cpp computes them in one pass, else alone.
+        llama.cpp leaves snapshots behind when it moves a state for other sequences.
         """
         drafting = [span for span in spans if span.draft]
         if not self.info.state_bytes or not drafting:
@@ -443,7 +439,7 @@ class _Native(NamedTuple):
 
 @dataclass(eq=False)
 class NativeAdapters:
-    """Owns the adapters of one model, which must outlive this. Not thread-safe except for `check`."""
+    """Adapters of one model, which must outlive this. Not thread-safe except for `check`."""
 
     model: Model
     context: Context
@@ -454,7 +450,8 @@ class NativeAdapters:
 
     def check(self, adapter: Adapter) -> None:
         """Validate the file, because llama.cpp crashes with some. Any thread may call this. Raises
-        `AdapterFailed`."""
+        `AdapterFailed`.
+        """
         path = Path(adapter.path)
         state = _file_state(path)
         if file_digest(path) != adapter.digest:

@@ -1,4 +1,4 @@
-"""Sources of drafts, and one of them: a small model."""
+"""Sources of drafts; one is a small model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_PADDING = 256
 _LEAST_SURE = 0.4
 """A draft ends before a less probable token."""
 _FREE_SHARE = 16
-"""Inverse of the share of cells that is reserved for the growth of sequences already in the pool."""
+"""One in this many cells is reserved for the growth of sequences already in the pool."""
 
 
 class DraftRequest(NamedTuple):
@@ -33,9 +33,9 @@ class DraftRequest(NamedTuple):
     position: int = 0
     """Position of the first token that the model has not computed."""
     num_new: int = 1
-    """Number of tokens that the model has not computed."""
+    """Tokens that the model has not computed."""
     masks: MaskedDraft | None = None
-    """Set if a constraint holds for the draft's tokens."""
+    """None without a constraint."""
 
 
 class ModelDraft(NamedTuple):
@@ -47,7 +47,7 @@ class ModelDraft(NamedTuple):
 class DraftModel:
     """Source of drafts; this one makes none. Holes in its memory make drafts worse and change no output.
 
-    `catch_up`, `note`, `trim`, `share` and `set_adapter` are for sources that read the model's hidden rows.
+    `catch_up`, `note`, `trim`, `share` and `set_adapter` serve sources that read the model's hidden rows.
     """
 
     listens = False
@@ -72,22 +72,21 @@ class DraftModel:
         """Read what drafts need. Slots with more unread than a step may take get no draft yet."""
 
     def note(self, spans: Sequence[Span]) -> None:
-        """Take the hidden rows of spans that the model has just computed, if it listens. Starts are
-        positions."""
+        """Take the hidden rows of spans that the model has just computed. Starts are positions."""
 
     def trim(self, slot: int, end: int) -> None:
         """Drop the rows from this position on."""
 
     def share(self, source: int, slot: int, end: int) -> None:
-        """Let an empty slot hold the source's tokens before this position."""
+        """Let an empty slot hold the source's tokens before `end`."""
 
     def set_adapter(self, address: int | None, scale: float) -> None: ...
 
 
 class SmallModel(DraftModel):
-    """Owns the small model and its pool, with one slot for each slot of the large model.
+    """Owner of the small model and its pool, with a slot for each of the large model's.
 
-    Slots share no cells, so not all may fit: a prompt is begun only if it can be read to the end.
+    Slots share no cells, so a prompt is begun only if it fits to the end.
     """
 
     def __init__(self, model: Model, vocabulary: Vocabulary, context: Context, *, num_common: int) -> None:

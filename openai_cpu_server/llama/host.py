@@ -1,4 +1,4 @@
-"""Memory, cores and compute threads of this process. Loads no llama.cpp."""
+"""Memory, cores and compute threads. Loads no llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ _MOST_LOOKS = 16
 
 
 class ComputeThreads:
-    """Number of compute threads, their cores, and the time that they have waited for these. One object serves
-    all contexts of a thread, because these share llama.cpp's threads.
+    """Compute threads, their cores, and their time waiting for these. Shared by all contexts of a thread.
 
-    If there are as many threads as cores, each is bound to one, because they meet after each operation and
-    Linux may put two on one core for seconds (measured: steps of 10 ms took 630). Fewer threads are left to
-    the kernel.
+    As many threads as cores are bound to one each, because Linux may put two on one core for seconds
+    (measured: steps of 10 ms took 630). Fewer threads are left to the kernel.
     """
 
     def __init__(self, most: int, *, may_bind: bool = True, machine: Machine | None = None) -> None:
@@ -37,13 +35,12 @@ class ComputeThreads:
         self._seen: set[int] = set()
         """Compute threads observed at any number of threads."""
         self._looks = 0
-        """Observations since the last change of the number."""
+        """Since the last change of the number."""
         self._waited_ns: dict[int, int] = {}
-        """Nanoseconds that each thread had waited for a core when it was first observed."""
+        """Nanoseconds that each thread had waited for a core when first observed."""
         self._is_settled = False
-        """True if the compute threads are known and in their places."""
         self._own: Collection[int] | None = None
-        """CPUs of the caller's core, or None if threads are not bound."""
+        """None if threads are not bound."""
 
     def use(self, count: int) -> None:
         assert 1 <= count <= self.most
@@ -54,8 +51,7 @@ class ComputeThreads:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Wrap each computation. The caller is bound only inside, so that its own threads do not inherit
-        that."""
+        """The caller is bound only inside, so that its own threads do not inherit that."""
         if not self._is_settled:
             yield from self._first()
         elif self._own is None:
@@ -68,8 +64,10 @@ class ComputeThreads:
                 _bind(0, self._cpus)
 
     def waits_s(self) -> dict[int, float]:
-        """Seconds that each thread has been ready without a core; {} if unknown. Else the control group's
-        (PSI) count as the caller's."""
+        """Seconds that each thread has been ready without a core; {} if unknown.
+
+        Else the control group's (PSI) count as the caller's.
+        """
         now = ((thread, _schedstat(thread)) for thread in self._waited_ns)
         waits_s = {thread: (ns[1] - self._waited_ns[thread]) / 1e9 for thread, ns in now if ns is not None}
         if not waits_s and (pressure_s := self._machine.cpu_pressure_s()) is not None:
@@ -107,7 +105,7 @@ class ComputeThreads:
             self._place()
 
     def _place(self) -> None:
-        """Bind one thread to each core, or to each hyper-thread if there are as many threads as these."""
+        """Bind one thread to each core, or to each hyper-thread if there are as many threads."""
         places = self._cores if self.count == len(self._cores) else [[cpu] for cpu in self._cpus]
         if self.count != len(places):
             return
@@ -140,7 +138,7 @@ def usable_cpus() -> Collection[int]:
 
 
 def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
-    """Return the cores of these CPUs as lists of hyper-threads."""
+    """Return each core's hyper-threads."""
     cores: dict[object, list[int]] = {}
     for cpu in sorted(cpus):
         folder = topology / f"cpu{cpu}" / "topology"
@@ -171,7 +169,7 @@ NODES = Path("/sys/devices/system/node")
 
 
 def numa_nodes(folder: Path = NODES) -> dict[int, int]:
-    """Return the node of each CPU, or {} if the system reports none."""
+    """Return the node of each CPU, or {} if unknown."""
     nodes = {}
     for path in folder.glob("node[0-9]*/cpulist"):
         node = int(path.parent.name.removeprefix("node"))
@@ -194,13 +192,13 @@ _MEMORY_LIMITS = {
     "memory.high": "memory.current",
     "memory.limit_in_bytes": "memory.usage_in_bytes",
 }
-"""Limit of a control group's memory -> its usage. Beyond `memory.high` allocations are slowed down until
-the process is useless."""
+"""Limit of a control group's memory -> its usage. Beyond `memory.high` allocations are too slow to be useful.
+"""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Limits of machine and control groups, read at each call. Fields are for tests."""
+    """Limits of machine and control groups, read at each call."""
 
     cgroups: Path = Path("/sys/fs/cgroup")
     process: Path = Path("/proc/self")
@@ -229,12 +227,12 @@ class Machine:
         return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
 
     def num_threads(self) -> int:
-        """Cores that this process may use, at most its CPU quota."""
+        """Usable cores, at most the CPU quota."""
         cores = len(cores_of(self.usable(), self.topology))
         return max(1, min([cores or psutil.cpu_count(logical=False) or 1, *self._cpu_quotas()]))
 
     def num_cpus(self) -> int:
-        """Hardware threads that this process may use at once."""
+        """Hardware threads usable at once."""
         return max(1, min([len(self.usable()) or os.cpu_count() or 1, *self._cpu_quotas()]))
 
     def throttled_s(self) -> float:

@@ -1,7 +1,7 @@
 """Encoder of pictures and sounds: llama.cpp's libmtmd.
 
-It computes in its own thread while the engine's thread waits, so that they share the cores by turns. An
-operation that takes longer than a turn ends with the lowest priority of Linux beside the steps.
+It shares the cores by turns: its thread computes while the engine's waits. An operation longer than a turn
+ends beside the steps, with Linux's lowest priority.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from openai_cpu_server.llama.model.model import Model, NativeObject, native_log
 _MARKER = b"<__media__>"
 _LARGE = PictureSize(2048, 2048)
 _LEAST_SOUND_S = 0.1
-"""libmtmd crashes on one sample, and on less than two frames before some encoders. OpenAI requires as
-much."""
+"""libmtmd crashes on one sample, and on less than two frames before some encoders. OpenAI requires as much.
+"""
 _MOST_SOUND_ROWS = 4096
 """Some encoders attend to all of a sound at once."""
 _PAUSE_S = 0.01
@@ -55,7 +55,8 @@ class EncodedRows(NamedTuple):
     """(rows, width of the model's input)"""
     places: npt.NDArray[np.int32]
     """(4, rows): time, y and x relative to the first position, and 0; or the row's number if positions are
-    consecutive."""
+    consecutive.
+    """
 
 
 RowsKey = tuple[str, int]
@@ -133,7 +134,7 @@ class _Encoding:
 
 
 class Projector(NativeObject):
-    """Owns an `mtmd_context`. One thread at a time may encode; any may measure."""
+    """One thread at a time may encode; any may measure."""
 
     def __init__(self, path: Path, model: Model, *, threads: int, flash_attention: bool) -> None:
         """`model` must outlive the projector."""
@@ -178,7 +179,6 @@ class Projector(NativeObject):
         super().close()
 
     def measure(self, size: MediaSize) -> MeasuredMedia:
-        """Return the rows and tokens of an item of this size."""
         try:
             self._require(size)
             with _Chunks(self._mtmd, self.handle, size, None) as chunks:
@@ -216,7 +216,7 @@ class Projector(NativeObject):
         )
 
     def encode(self, item: MediaItem, part: int, encoding: _Encoding) -> EncodedRows | None:
-        """Return the rows of a part, or None if it was given up. Raises `EncodingFailed`.
+        """Return None if given up. Raises `EncodingFailed`.
 
         Scaling and cutting run before the first turn.
         """
@@ -240,7 +240,8 @@ class Projector(NativeObject):
 
     def _may_continue(self, _tensor: object, is_asked: bool, _data: object) -> bool:
         """llama.cpp calls this before each node to know if it must stop after it, and then if it may
-        continue."""
+        continue.
+        """
         if is_asked:
             self._nodes_left -= 1
             return self._nodes_left <= 0
@@ -393,7 +394,6 @@ class RowStore:
         return True
 
     def give_up(self, *, unless: Collection[RowsKey] = ()) -> None:
-        """Stop the running encoding unless it is one of these."""
         if self._job is not None and self._job.key not in unless:
             self._job.give_up()
             self._leaving, self._job = self._job, None

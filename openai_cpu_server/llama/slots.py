@@ -51,7 +51,7 @@ class SampledSpan(NamedTuple):
 
 
 class OpenSlot:
-    """Owns its sampler. `constrained` may still be starting."""
+    """Owner of its sampler. `constrained` may still be starting."""
 
     def __init__(
         self, verb: step.Open, sampler: Sampler, constrained: Future[ConstrainedOutput] | None = None
@@ -65,12 +65,14 @@ class OpenSlot:
         self.rows_keys = [(verb.media_items[one.item].digest, one.part) for one in verb.media]
         self.is_behind = False
         """True after a rollback: llama.cpp restores the snapshot only at the next token, so other slots
-        cannot have it yet."""
+        cannot have it yet.
+        """
         self._sampler = sampler
 
     def position(self, index: int) -> int:
-        """Return the position of a token. Between rows that share one place it is the one behind all of them,
-        because their cells belong to the range before."""
+        """Between rows that share one place, return the position behind all of them, because their cells
+        belong to the range before.
+        """
         lost = 0
         for one in self.media:
             if one.rows.has_one_place and one.start < index:
@@ -104,7 +106,6 @@ class OpenSlot:
             return 0  # it fails again, and is reported, when a token is sampled
 
     def masked_draft(self) -> MaskedDraft | None:
-        """Return masks for a draft, or None without a constraint on it."""
         if self.constrained is None or self.slow_mask is not None:
             return None
         try:
@@ -116,9 +117,9 @@ class OpenSlot:
     def sample_along(self, draft: Sequence[int], logits: Logits) -> SampledSpan:
         """Sample after the span's last token, and after each correct draft token.
 
-        Every token is chosen by the same draw as without a draft. So a draft token x is accepted with the
-        target's own p(x), and its replacement is distributed as p without x: rejection sampling, which does
-        not change the output.
+        Every token is drawn as without a draft. So a draft token x is accepted with the target's own p(x),
+        and its replacement is distributed as p without x: rejection sampling, which does not change the
+        output.
         """
         samples: list[step.Sample] = []
         output: list[int] = []
@@ -134,8 +135,10 @@ class OpenSlot:
         return SampledSpan(tuple(samples), step.num_right(draft, output))
 
     def sample(self, logits: Logits) -> step.Sample:
-        """Return the next token and the forced ones behind it, which come one at a time if log-probabilities
-        are wanted. Raises `ConstraintFailed`."""
+        """Return the next token and the forced ones behind it, one at a time if log-probabilities are wanted.
+
+        Raises `ConstraintFailed`.
+        """
         if self.constrained is None:
             token = self._sampler.choose(logits)
             self._sampler.accept(token)
@@ -151,7 +154,7 @@ class OpenSlot:
         return step.Sample(token, forced=forced)
 
     def score(self, targets: Sequence[int], logits: Logits) -> tuple[step.TokenLogprob, ...]:
-        """Score the targets. Raises `RequestFailed`."""
+        """Raises `RequestFailed`."""
         num_top = self.verb.top_logprobs or 0
         with contained():
             return tuple(
@@ -186,11 +189,11 @@ class OpenSlot:
 
 @dataclass(eq=False)
 class CellCopies:
-    """Saves and restores cells and states through a scratch slot, which is empty otherwise. Methods raise
+    """Saves and restores cells and states through an otherwise empty scratch slot. Methods raise
     `DecodeFailed`.
 
-    llama.cpp writes a sequence's cells and state together, so the scratch slot holds only one of them.
-    Restoring n cells takes as many free ones, rounded up to whole parts within the block.
+    It holds cells or a state, because llama.cpp writes both together. Restoring n cells takes as many free
+    ones, rounded up to whole parts within the block.
     """
 
     context: Context
@@ -218,10 +221,9 @@ class CellCopies:
         return cells
 
     def save_state(self, slot: int) -> SavedCells:
-        """Save the slot's state.
+        """Save the slot's state from the slot itself, which alone knows its current snapshot.
 
-        Only the slot itself knows which of its snapshots is the state. Without snapshots it may have cells of
-        windows, which must not be saved with the state.
+        A slot without snapshots may have cells of windows, which must not be saved with the state.
         """
         if self.context.copies_whole:
             return self._saved(slot, SlotContent.CELLS)
@@ -273,13 +275,14 @@ class CellCopies:
 
     def _parts(self, start: int, end: int) -> list[tuple[int, int]]:
         """llama.cpp reads a part whole or not at all. Parts of at most a ledger block bound the temporary
-        cells of a restored prefix. It also leaves out what a window hides from the end of a part."""
+        cells of a restored prefix. It also leaves out what a window hides from the end of a part.
+        """
         part = gcd(step.POOL_BLOCK_TOKENS, self.window)
         return [(first, min(first + part, end)) for first in range(start, end, part)]
 
 
 class SlotTable:
-    """Owns the saved blocks and the open slots. Not thread-safe."""
+    """Owner of the saved blocks and the open slots. Not thread-safe."""
 
     def __init__(self, loaded: LoadedParts, constraints: Constraints) -> None:
         self._info = loaded.info
@@ -348,7 +351,7 @@ class SlotTable:
         return {key for opened in self._open_slots.values() for key in opened.rows_keys}
 
     def apply(self, verbs: Sequence[step.Verb]) -> float:
-        """Execute the verbs, and return their milliseconds."""
+        """Return the milliseconds."""
         if not verbs:
             return 0.0
         started = time.perf_counter()
@@ -374,8 +377,7 @@ class SlotTable:
             logger.info("the prefix cache is kept: %d of %d blocks", num_written, len(blocks))
 
     def load_from(self, path: str) -> tuple[step.SavedBlock, ...]:
-        """Load blocks into an empty cache, without damaged ones and their descendants. An unusable file is
-        logged and ignored."""
+        """Load blocks into an empty cache. An unusable file is logged and ignored."""
         try:
             stored, num_damaged = read_cache_file(Path(path), self._fingerprint)
         except FileNotFoundError:

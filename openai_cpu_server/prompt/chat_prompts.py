@@ -1,4 +1,4 @@
-"""Prompt tokens of a conversation, rendered by its template, and of a reranker that answers yes or no."""
+"""Prompt tokens of a conversation, and of a reranker that answers yes or no."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class Literals:
     """Stand-ins for names of control tokens, such as `<|im_end|>`, that a user, a tool's result or a web page
     spells.
 
-    The stretch of text around a stand-in is tokenised without control tokens. Such stretches lie between the
-    control tokens that the template wrote, where tokenisers cut anyway, so all other tokens stay the same.
+    The text around a stand-in is tokenised without control tokens. It ends at the template's control tokens,
+    where tokenisers cut anyway, so all other tokens stay the same.
     """
 
     def __init__(self, names: ControlNames, marks: re.Pattern[str] | None = None) -> None:
@@ -190,9 +190,11 @@ def render_chat(
     reasoning: TemplateReasoning | None = None,
     skips_thinking: bool = False,
 ) -> ChatText:
-    """Return the prompt's text, for `encode` with `parse_special`, and `add_special` if
-    `needs_special_tokens`. The model continues a last message of the assistant. `skips_thinking`: close the
-    thoughts, also if the template cannot switch them off."""
+    """Return text for `encode` with `parse_special`, and `add_special` if `needs_special_tokens`.
+
+    The model continues a last message of the assistant. `skips_thinking`: close the thoughts, even if the
+    template cannot switch them off.
+    """
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
     echo = ReasoningField.NOWHERE if reasoning is None else reasoning.echo
@@ -275,7 +277,10 @@ class MarkedChat:
 
 def marked_chat(messages: Sequence[Message], written: Written, render: Render) -> MarkedChat | None:
     """Return the conversation with the written answers as tokens, or None if the template does not show them
-    plainly. Templates trim and rewrite answers, so a mark is rendered and replaced."""
+    plainly.
+
+    Templates trim and rewrite answers, so a mark is rendered and replaced.
+    """
     places = sorted(written)
     marks = {f"w{secrets.token_hex(12)}w": written[place] for place in places}
     marked = list(messages)
@@ -298,7 +303,8 @@ _ELSE = "\ue000"
 
 def parting_conversations(messages: Sequence[Message]) -> list[Sequence[Message]]:
     """Return conversations that begin like this one: another first text, a next turn, and, after calls,
-    further calls."""
+    further calls.
+    """
     user, answer = {"role": "user", "content": _ELSE}, {"role": "assistant", "content": _ELSE}
     head = [*takewhile(lambda each: each.get("role") in ("system", "developer"), messages)]
     finished = messages[:-1] if _ends_with(messages, "assistant") else messages
@@ -331,14 +337,13 @@ class ChatPrompt(msgspec.Struct, frozen=True, tag=True):
     stage: ThinkingStage
     wants_thoughts: bool
     boundaries: tuple[int, ...] = ()
-    """Same as in `GenerationRequest`."""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, object]] = ()
     template: str = ""
-    """Name of a further template, or "" for the one for chats."""
+    """Name of a further template, or ""."""
     written: Written = msgspec.field(default_factory=dict)
     variables: Mapping[str, object] = msgspec.field(default_factory=dict)
     skips_thinking: bool = False
@@ -362,7 +367,7 @@ class ChatPromptMaker(Protocol):
     def has_template(self) -> bool: ...
 
     def prompt(self, conversation: Conversation) -> ChatPrompt:
-        """Return the prompt's tokens. Raises InvalidRequest, TemplateFailed, PromptFarTooLong."""
+        """Raises InvalidRequest, TemplateFailed, PromptFarTooLong."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -443,8 +448,9 @@ class ChatPrompts:
     def _rendered(
         self, template: PromptTemplate, chat: Conversation, messages: Sequence[Message]
     ) -> ChatText:
-        """Render the conversation. If the template rejects or loses a message, write all but plain chat in
-        words. If it does so with a tool, write the tools in words."""
+        """If the template rejects or loses a message, write all but plain chat in words. If it does so with a
+        tool, write the tools in words.
+        """
         shows_thoughts = self.reasoning is not None and self.reasoning.echo is not ReasoningField.NOWHERE
         ways, failures = list[ChatText](), list[TemplateFailed]()
         functions = [tool.get("function") for tool in chat.tools]
@@ -511,7 +517,8 @@ def whole_prompt(
     parse_special: bool = True,
 ) -> tuple[int, ...]:
     """Encode a prompt of texts and ids, with BOS unless it has it. All texts but the first are one piece of
-    work."""
+    work.
+    """
     items = [prompt] if isinstance(prompt, str) else prompt
     texts = [item for item in items if isinstance(item, str)]
     require_room(tokenizer, "".join(texts), most_tokens, len(items) - len(texts))
@@ -539,7 +546,8 @@ class RerankTemplate:
 
     def __init__(self, source: str | PromptTemplate) -> None:
         """`source`: text with `{query}` and `{document}` (llama.cpp), or a chat template with these roles
-        (vLLM)."""
+        (vLLM).
+        """
         self._parts = _PLACE.split(source) if isinstance(source, str) else None
         self._template = None if isinstance(source, str) else source
         answers = _YES_OR_NO.search(self.render(_QUERY, _DOCUMENT))
@@ -555,7 +563,7 @@ class RerankTemplate:
 
 
 class RerankPrompts(Protocol):
-    """Not for event loops, because prompts take milliseconds."""
+    """Takes milliseconds, so do not call it in an event loop."""
 
     @property
     def yes(self) -> str: ...
@@ -564,7 +572,7 @@ class RerankPrompts(Protocol):
     def no(self) -> str: ...
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return the tokens for each document. Raises TemplateFailed."""
+        """Raises TemplateFailed."""
 
 
 class TemplatePrompts:

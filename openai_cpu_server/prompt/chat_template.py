@@ -1,5 +1,4 @@
-"""Chat template of a model, compiled once, and the bounds on it, which are checked before an operation that
-would exceed them."""
+"""Chat template of a model, and its bounds, checked before an operation that would exceed them."""
 
 from __future__ import annotations
 
@@ -122,9 +121,11 @@ class StepContext(Context):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Language of Hugging Face's templates, shared by threads. Templates are untrusted: jinja2's sandbox
-    protects our objects, and the bounds stop runaway loops and simple size bombs. They do not limit
-    memory."""
+    """Language of Hugging Face's templates, shared by threads.
+
+    Templates are untrusted: jinja2's sandbox protects our objects, and the bounds stop runaway loops and
+    simple size bombs. Memory is not limited.
+    """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     context_class = StepContext
@@ -252,7 +253,6 @@ def json_filter(
 
 
 def _from_json(text: str) -> object:
-    """Parse JSON, as templates for llama.cpp do."""
     check_json_size(text.encode(errors="surrogatepass"))
     return json.loads(text)
 
@@ -276,8 +276,11 @@ _TRYING_STEPS = 20_000
 
 
 class ChatTemplate:
-    """For any thread, but not for event loops, because rendering takes milliseconds, or seconds for a hostile
-    template. Raises StartupError for source that does not compile."""
+    """For any thread, but not for event loops: rendering takes milliseconds, or seconds for a hostile
+    template.
+
+    Raises StartupError for source that does not compile.
+    """
 
     def __init__(
         self,
@@ -320,7 +323,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, object] | None = None,
     ) -> str:
-        """Return the prompt's text. `extra`: variables that do not replace ours."""
+        """`extra`: variables that do not replace ours."""
         variables = {
             "documents": None,
             **(extra or {}),

@@ -1,5 +1,6 @@
-"""Conversations as a template can show them: results behind their calls, turns where it accepts them.
-No text is left out."""
+"""Conversations as a template can show them: results behind their calls, turns where it accepts them. No text
+is left out.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +148,8 @@ def adapted(
     shows_thoughts: bool = False,
 ) -> tuple[list[Message], Tools]:
     """Return bound messages as the template can show them, and the tools left for it to show. Raises
-    InvalidRequest."""
+    InvalidRequest.
+    """
     calls = None if form.replaces_template else shape.calls
     turns: list[Message] = []
     for index, message in enumerate(messages):
@@ -172,8 +174,7 @@ def adapted(
 
 
 def lost(messages: Sequence[Message], tools: Sequence[str], text: str) -> int:
-    """Count missing texts, calls and tools. Texts are found by their longest words, because templates trim
-    them and write JSON."""
+    """Count missing texts, calls and tools, by their longest words, because templates trim and write JSON."""
     num_lost, at = sum(name not in text for name in tools), 0
     for message in messages:
         called = (str(call["function"]["name"]) for call in _calls(message))
@@ -263,8 +264,7 @@ def _exchanges(messages: Sequence[Message]) -> Iterator[_Exchange]:
 def _shown(
     exchange: _Exchange, form: ToolFormat, shape: CallShape | None, alternates: bool
 ) -> Iterator[Message]:
-    """Alternating templates do not count calls and results, so a user's text behind them is one turn too
-    many. There both become text."""
+    """Alternating templates do not count calls and results, so both become text if a user's text follows."""
     message, results, is_asked_on, is_last = exchange
     calls = _calls(message)
     if not calls:

@@ -1,5 +1,6 @@
-"""Thoughts before an answer: marks of model families, which are data in `reasoning.toml`, and how a template
-takes them."""
+"""Thoughts before an answer: model families' marks (data in `reasoning.toml`), and how a template
+takes them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,6 @@ class ReasoningFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signs: tuple[str, ...]
     """Texts in a template of this format."""
     answer_begin: str = ""
-    """Mark between `end` and the answer."""
     answer_alone: str = ""
     """Mark of an answer without thoughts."""
     turn_begin: str = ""
@@ -78,8 +78,9 @@ def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
 
 
 def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: ReasoningFormat) -> str:
-    """Return what a begun answer adds to a prompt. Text alone is behind the thoughts; thoughts alone go
-    on."""
+    """Return what a begun answer adds to a prompt. Text alone is behind the thoughts; thoughts alone
+    continue.
+    """
     if form.begin in content or form.end in content:  # marks in the text are intended
         return content
     if not reasoning and (not content or stage is not ThinkingStage.WITHIN):
@@ -99,7 +100,7 @@ def stage_within(stage: ThinkingStage, beginning: str, form: ReasoningFormat) ->
 
 _NEEDLE = "needle 7c2e"
 _WRITTEN_PARTS = re.compile("""['"]thinking['"]""")
-"""Matches parts that a template wrote as text, because it takes texts only."""
+"""Parts that a template wrote as text, because it takes texts only."""
 
 
 class ReasoningField(enum.Enum):
@@ -111,7 +112,6 @@ class ReasoningField(enum.Enum):
 
 
 def echo_of(template: PromptTemplate) -> ReasoningField:
-    """Try an answer and a tool call."""
     tried = (echo for echo in ReasoningField if echo is not ReasoningField.NOWHERE)
     return next((echo for echo in tried if _shows(template, echo)), ReasoningField.NOWHERE)
 

@@ -80,7 +80,6 @@ from openai_cpu_server.structured.writing.grammar import (
 from openai_cpu_server.structured.writing.notations import quoted_texts, raw_texts, value_writing
 
 _MOST_LISTED = 400
-"""Values from which unique items may be chosen."""
 
 
 class CompiledGrammar(msgspec.Struct, frozen=True):
@@ -93,8 +92,10 @@ class CompiledGrammar(msgspec.Struct, frozen=True):
 
 
 def compile_schema(schema: Json, options: Options | None = None, pointer: str = "") -> CompiledGrammar:
-    """Return a grammar of exactly the values of the schema, or of the one at a pointer into it. Raises
-    UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
+    """Return a grammar of exactly the values of the schema, or of the one at a pointer into it.
+
+    Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge.
+    """
     options = options or Options()
     try:
         try:
@@ -242,7 +243,8 @@ class _Compiler:
 
     def _distinct(self, goal: Goal, hint: str) -> Expr | None:
         """Return an expression of values whose ends the engine sees, or None. Numbers end with what follows
-        them, so they stand alone."""
+        them, so they stand alone.
+        """
         if not self._is_json:
             return None
         if not self._goals.satisfiable(goal, JsonKind.NUMBER):
@@ -302,10 +304,10 @@ def grammar_maker(
     *,
     has_own_numbers: bool = False,
 ) -> GrammarMaker:
-    """Return a maker that compiles in this process.
+    """Return a maker that compiles in this process. `has_own_numbers`: control tokens keep their numbers in
+    the check.
 
     `check`: raises InvalidRequest for Lark that cannot run. `known_bytes`: what its vocabulary can write.
-    `has_own_numbers`: control tokens keep their numbers there; else they follow `BYTES_AND_END`.
     """
     unknown = of_bytes(set(range(256)).difference(known_bytes))
 
@@ -343,7 +345,6 @@ _INPUT_NAMES = {
     GrammarSource.LARK: "The grammar",
     GrammarSource.PARTS: "The grammar of all tools and the answer together",
 }
-"""Inputs that are not schemas, as errors name them."""
 
 
 def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:

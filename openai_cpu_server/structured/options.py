@@ -140,11 +140,15 @@ class PropertyOrder(enum.Enum):
     """Order of an object's declared properties, which usually precede additional ones."""
 
     SCHEMA = "schema"
-    """Order of `properties`, then names that only `required` mentions. Where `properties` are sorted by name
-    and `required` is not, a program has sorted them, and the order of `required` is allowed too."""
+    """Order of `properties`, then names that only `required` mentions.
+
+    Where `properties` are sorted by name and `required` is not, a program has sorted them, and the order of
+    `required` is allowed too.
+    """
     ANY = "any"
     """Any order for up to five properties; more keep the order of `properties` or of `required`. Used to
-    check JSON of others."""
+    check JSON of others.
+    """
 
 
 class Additional(enum.Enum):
@@ -157,8 +161,9 @@ class Additional(enum.Enum):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Limits are counted, not timed, so that a schema passes or fails on every machine. `_LIMITS` names what
-    each counts."""
+    """Counted, not timed, so that a schema passes or fails on every machine. `_LIMITS` names what each
+    counts.
+    """
 
     containers: int = 60_000
     schemas: int = 12_000
@@ -203,7 +208,7 @@ class Budget:
         """JSON pointer of the current place in the schema."""
 
     def spend(self, limit: str, amount: int = 1) -> None:
-        """Count a cost. Raises SchemaTooLarge."""
+        """Raises SchemaTooLarge."""
         spent = self._spent[limit] = self._spent.get(limit, 0) + amount
         if spent > self._allowed[limit]:
             raise SchemaTooLarge(limit, self._allowed[limit], self.path)

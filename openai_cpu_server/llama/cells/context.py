@@ -24,8 +24,6 @@ from openai_cpu_server.llama.model.model import Model, NativeObject, native_log
 
 
 class OutputRows(NamedTuple):
-    """Rows of logits of one span."""
-
     targets: range
     samples: range
     """Rows for the last token and for each draft token, or empty."""
@@ -43,13 +41,11 @@ class SlotSequences(NamedTuple):
     """llama.cpp's sequence ids of a slot: its number, and that of its guard.
 
     llama.cpp reuses a cell that a window has passed if exactly one sequence owns it. The guard is a second
-    owner, which keeps it for other sequences with the same prefix and for rollback.
+    owner, for other sequences with the same prefix and for rollback.
     """
 
     num_guarded: int = 0
-    """Leading slots that have a guard."""
     first_guard: int = 0
-    """Guard of slot 0."""
 
     def of(self, slot: int) -> tuple[int, ...]:
         return (slot, self.first_guard + slot) if slot < self.num_guarded else (slot,)
@@ -90,7 +86,6 @@ class NativeBatch:
 
 class TokenBatch(NativeBatch):
     def __init__(self, capacity: int, sequences: SlotSequences | None = None) -> None:
-        """`sequences`: None if no slot is guarded."""
         self._tokens = np.zeros(capacity, np.int32)
         self._positions = np.zeros(capacity, np.int32)
         super().__init__(capacity, sequences or SlotSequences(), token=self._tokens, pos=self._positions)
@@ -157,7 +152,6 @@ class HeadToken(NamedTuple):
     position: int
     token: int
     row: HiddenRow
-    """Hidden row before it."""
     wanted: bool = False
 
 
@@ -201,11 +195,10 @@ def _rows(span: Span, first: int) -> OutputRows:
 
 
 class AbortSwitch:
-    """Abort callback of llama.cpp, called between graph nodes without the GIL: the C library's `strlen`, with
-    a text of length 0 (continue) or 1 (abort).
+    """Abort callback of llama.cpp without the GIL: the C library's `strlen` of a text of length 0 or 1.
 
-    A press counts for the running step or else the next one, and only if that is armed. One for a step that
-    has just ended hits the next one, which is then computed again.
+    llama.cpp calls it between graph nodes. A press counts for the running or else the next step, if that is
+    armed. Pressed after a step has ended, it hits the next one, which is then computed again.
     """
 
     def __init__(self) -> None:
@@ -236,7 +229,7 @@ class AbortSwitch:
             self._set(held=False)
 
     def press(self) -> None:
-        """Interrupt the running step. Any thread may call this at any time."""
+        """Interrupt the running step, from any thread at any time."""
         self._set(pressed=True)
 
     def _set(self, **states: bool) -> None:
@@ -252,19 +245,18 @@ _NO_POSITION = 2**31 - 2
 
 
 class SlotContent(enum.IntEnum):
-    """Part of a slot's memory, as llama.cpp's flags."""
+    """llama.cpp's flags."""
 
     CELLS = 0
-    """Cells with their positions, and the state."""
     STATE = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 
 class DecodeFailed(ServerError):
-    """Raised for a bug, ours or llama.cpp's, after which the content of the pool is unknown."""
+    """A bug, ours or llama.cpp's, after which the content of the pool is unknown."""
 
 
 class PoolFull(DecodeFailed):
-    """Raised if too few cells are free. The pool is unchanged."""
+    """Too few cells are free. The pool is unchanged."""
 
 
 class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,7 +266,7 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_guarded: int = 0
     """Leading slots that keep cells which a window has passed."""
     copies_whole: bool = False
-    """True if only whole sequences can be copied, because their memory is a state."""
+    """True if a sequence's memory is a state, which can only be copied whole."""
     snapshots: int = 0
     """States before the last tokens of each sequence, for rollback."""
     batch_tokens: int
@@ -307,9 +299,9 @@ class OwnedContext(NativeObject):
         self._abort = abort
         self.compute_threads = compute_threads
         self._threads = int(params.n_threads), int(params.n_threads_batch)
-        """Most threads for one token, and for more."""
+        """For one token, and for more."""
         self._memory = llama_cpp.llama_get_memory(handle)
-        """Memory, or None if the context keeps no cells."""
+        """None if the context keeps no cells."""
         self._returns_early = model.places.uses_device
         """A device computes on after llama.cpp's calls return."""
 
@@ -318,7 +310,7 @@ class OwnedContext(NativeObject):
         return self._threads[0]
 
     def _run(self, function: Callable[..., int], batch: NativeBatch) -> int:
-        """Return llama.cpp's code: 0, or 2 if interrupted, or that of a failure."""
+        """Return llama.cpp's code: 0, 2 if interrupted, or that of a failure."""
         one, more = (min(most, self.compute_threads.count) for most in self._threads)
         llama_cpp.llama_set_n_threads(self.handle, one, more)
         with self.compute_threads.computing():
@@ -339,7 +331,7 @@ class Context(OwnedContext):
         compute_threads: ComputeThreads,
         target: Context | None = None,
     ) -> None:
-        """`target`: context, which must outlive this one, of the model that a prediction head drafts for."""
+        """`target`: context of the model that a prediction head drafts for; it must outlive this one."""
         params = _params(options)
         if target is not None:
             params.ctx_type, params.ctx_other = llama_cpp.LLAMA_CONTEXT_TYPE_MTP, target.handle
@@ -362,9 +354,8 @@ class Context(OwnedContext):
         return int(llama_cpp.llama_n_batch(self.handle))
 
     def decode(self, batch: NativeBatch) -> bool:
-        """Compute a batch; return False if interrupted. Raises `DecodeFailed`.
-
-        An interruption may leave cells, so the caller trims its slots.
+        """Return False if interrupted, which may leave cells that the caller must trim. Raises
+        `DecodeFailed`.
         """
         log = native_log().cleared()
         code = self._run(llama_cpp.llama_decode, batch)
@@ -401,7 +392,7 @@ class Context(OwnedContext):
         return _view(head_library().llama_get_embeddings_nextn(self.handle), count, self._row_width)
 
     def set_adapter(self, address: int | None, scale: float) -> None:
-        """Compute with the `llama_adapter_lora` at this address, or without one."""
+        """`address`: `llama_adapter_lora`, or None."""
         count = 0 if address is None else 1
         handles, scales = (ctypes.c_void_p * count)(), (ctypes.c_float * count)()
         if address is not None:
@@ -422,7 +413,8 @@ class Context(OwnedContext):
 
     def trim(self, slot: int, start: int) -> None:
         """Remove cells from `start` on. A state must stand there or be able to roll back; start 0 removes it
-        too."""
+        too.
+        """
         for sequence in self.sequences.of(slot):
             if not llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, start, -1):
                 raise DecodeFailed(
@@ -430,15 +422,15 @@ class Context(OwnedContext):
                 )
 
     def share(self, source: int, slot: int, start: int, end: int) -> None:
-        """Let `slot` also hold cells start .. end-1 of `source`, and its state. Nothing is copied until the
-        state changes."""
+        """Let `slot` also hold cells start .. end-1 of `source`, and its state, which is copied when it
+        changes.
+        """
         if self.copies_whole:
             start = end = -1
         for sequence in self.sequences.of(slot):
             llama_cpp.llama_memory_seq_cp(self._live_memory, source, sequence, start, end)
 
     def share_state(self, source: int, slot: int) -> None:
-        """Give `slot` the state of `source`, or none if that has none."""
         self.share(source, slot, _NO_POSITION, _NO_POSITION + 1)
 
     def saved_bytes(self, slot: int, content: SlotContent) -> int:

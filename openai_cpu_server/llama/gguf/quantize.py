@@ -1,5 +1,4 @@
-"""llama.cpp's quantization of a file. It only returns 0 or 1 and cannot be stopped, so its log is the only
-source of progress and errors."""
+"""llama.cpp's quantization. It cannot be stopped, and only its log has progress and errors."""
 
 from __future__ import annotations
 
@@ -34,13 +33,11 @@ class Importance(NamedTuple):
 
     path: Path
     columns: dict[str, Floats]
-    """Means by tensor, experts concatenated."""
+    """By tensor, experts concatenated."""
     num_chunks: int | None
-    """Texts that the matrix was computed from."""
 
 
 def read_importance(path: Path) -> Importance:
-    """Read a matrix in either format."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -93,7 +90,7 @@ def _means(sums: Floats, counts: Floats) -> Floats:
 
 
 def _from_legacy(path: Path, data: bytes) -> Importance:
-    """Read the old format. Raises `struct.error` or `ValueError` on other data."""
+    """Raises `struct.error` or `ValueError` on other data."""
     file = io.BytesIO(data)
 
     def number() -> int:
@@ -133,9 +130,8 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_pure: bool = False
     """True: all tensors get one type."""
     keeps_output: bool = False
-    """True: `output.weight` stays unchanged."""
     output_type: int | None = None
-    """`ggml_type`, or None for llama.cpp's choice."""
+    """None for llama.cpp's choice."""
     embedding_type: int | None = None
     tensor_types: tuple[tuple[str, int], ...] = ()
     """Pairs of a regular expression and a `ggml_type`; the first match decides."""
@@ -143,7 +139,7 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Path of an importance matrix."""
     allows_requantising: bool = False
     keeps_parts: bool = False
-    """True: the output has as many files as the source."""
+    """True: as many files as the source."""
     buffer_bytes: int
     """Memory for rows of one tensor."""
 
@@ -171,7 +167,7 @@ class QuantizePlan(msgspec.Struct, frozen=True):
 
 
 def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
-    """Run a dry run. Raises `QuantizeFailed`."""
+    """Raises `QuantizeFailed`."""
     transcript = _Transcript(lambda number: None)
     _run(source, Path(os.devnull), options, transcript, dry_run=True)
     return QuantizePlan(
@@ -184,7 +180,7 @@ def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
 def write_quantized(
     source: Path, target: Path, options: QuantizeOptions, on_tensor: Callable[[int], None]
 ) -> None:
-    """Write `target`, a prefix of names if there are several parts. Raises `QuantizeFailed`, and may leave an
+    """Write `target`, a prefix if there are several parts. Raises `QuantizeFailed`, and may leave an
     unfinished file.
 
     `on_tensor`: called with the number of each tensor, from 1.
@@ -252,7 +248,7 @@ class _Transcript:
 
     def __init__(self, on_tensor: Callable[[int], None]) -> None:
         self.tensors: list[PlannedTensor] = []
-        """Planned types; in a real run `target` equals `source`."""
+        """In a real run `target` equals `source`."""
         self.fallbacks: list[TypeFallback] = []
         self.needs_importance = False
         self.failure: str | None = None

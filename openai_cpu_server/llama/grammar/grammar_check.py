@@ -1,4 +1,4 @@
-"""Checks how far a text fits a grammar, and lists whose items must differ."""
+"""Fit of a text to a grammar, and lists whose items must differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _END = BYTES_AND_END - 1
 _TOKENS = 64
-"""Numbers for control tokens named by a grammar."""
+"""For control tokens named by a grammar."""
 
 
 class _Bytes:
@@ -39,14 +39,12 @@ _ENDS_OF_ITEMS = frozenset(b'"0,]} \t\r\nel')
 """Last bytes of items, and bytes behind numbers."""
 _BLANKS = re.compile(rb'("(?:[^"\\]|\\.)*"?)|\s+', re.DOTALL)
 _NOT_NULL = re.compile(rb"[^\0]")
-"""Bytes of a mask that allow tokens. Readers search them without numpy, which they need not load."""
+"""Bytes of a mask that allow tokens, without numpy, which readers need not load."""
 _TAIL = 64
 """Bytes of an item by which its end is found in the output."""
 
 
 class _OpenList(NamedTuple):
-    """List whose items must differ."""
-
     rule: str
     texts: tuple[bytes, ...]
     values: frozenset[object]
@@ -73,15 +71,17 @@ class _OpenList(NamedTuple):
 
 
 class ListItems(msgspec.Struct, frozen=True):
-    """Open lists of an output, inner lists last."""
+    """Inner lists last."""
 
     lists: tuple[_OpenList, ...] = ()
     _num_captures: int = 0
     _tail: bytes = b""
 
     def behind(self, text: bytes, matcher: LLMatcher) -> ListItems | None:
-        """Return the lists behind a token, or None if an item is in its list already. `matcher`: it has
-        consumed the token, and was never taken back."""
+        """Return the lists behind a token, or None if an item is in its list already.
+
+        `matcher`: it has consumed the token, and was never taken back.
+        """
         lists = [each.behind(text) for each in self.lists]
         output, end = self._tail + text, len(self._tail)
         captures = [] if _ENDS_OF_ITEMS.isdisjoint(text) else matcher.get_captures()
@@ -133,7 +133,7 @@ class ListItems(msgspec.Struct, frozen=True):
 _MOST_TOKENS = 2_000
 """With more allowed tokens, one of them makes an item differ."""
 _MOST_TRIALS = 120
-"""Tokens that are tried behind others for one place of the output, of some 0.5 ms each."""
+"""Tokens tried behind others for one place of the output, some 0.5 ms each."""
 
 
 def new_trials() -> Iterator[int]:
@@ -147,8 +147,10 @@ def keeps_items_apart(
     text_of: Callable[[int], bytes],
     trials: Iterator[int],
 ) -> bool:
-    """Return False if an allowed token completes an item that is in its list already, or leads to where every
-    text does. `trials`: those left for this place; without any, only the token itself is checked."""
+    """Return False if an allowed token completes a repeated item, or leads to where every text does.
+
+    `trials`: those left for this place; without any, only the token itself is checked.
+    """
 
     def can_differ(items: ListItems, token: int, before: LLMatcher) -> bool:
         matcher, tokens = before.deep_copy(), [token]
@@ -205,7 +207,7 @@ def _comparable(value: object) -> object:
 
 
 class TextFit(msgspec.Struct, frozen=True):
-    """`accepted`: bytes that fit. `is_complete`: True if the text may end there."""
+    """`accepted`: bytes that fit. `is_complete`: the text may end there."""
 
     accepted: int
     size: int
@@ -237,7 +239,7 @@ PARSER_LIMITS = LLParserLimits(
 
 class GrammarCheck:
     def __init__(self, lark: str) -> None:
-        """Compile the grammar, with control tokens from `BYTES_AND_END` on. Raises InvalidRequest."""
+        """Number control tokens from `BYTES_AND_END` on. Raises InvalidRequest."""
         grammar = LLMatcher.grammar_from_lark(lark)
         self._start = LLMatcher(TOKENIZER, grammar, log_level=0, limits=PARSER_LIMITS)
         self._matcher = self._start.deep_copy()

@@ -1,4 +1,4 @@
-"""Measures the cost curve of a loaded model, and stores it on disk."""
+"""Cost curve of a loaded model, measured and stored on disk."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ logger = logging.getLogger(__name__)
 
 _SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256, 512)
 _DEVICE_SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 128, 129, 144, 256, 512)
-"""ggml multiplies up to 8 rows one by one on a device, and more in tiles of 32, 64 and 128
-(ggml-vulkan.cpp, mmq.cuh). The sizes are both sides of these stairs, and the end of a tile of ours behind
-each."""
+"""Both sides of ggml's stairs, and the end of a tile of ours behind each.
+
+ggml multiplies up to 8 rows one by one on a device, and more in tiles of 32, 64 and 128 (ggml-vulkan.cpp,
+mmq.cuh).
+"""
 _DECODES = 32
-"""Most decoding sequences of a measured step; a prompt has the rest of its tokens."""
+"""Decoding sequences of a measured step; a prompt has the rest of its tokens."""
 _STATES = 16
 """Most sequences of the step that prices a state."""
 _ROUNDS = 4
 _STEEPEST_FALL = 1.6
-"""Largest ratio of a size's cost to a larger size's. Filling a tile of 16 was seen to save a third."""
+"""Largest ratio of a size's cost to a larger size's: filling a tile of 16 was seen to save a third."""
 _SIZES_SHARE = 0.5
 """Share of the time for the first round over all sizes."""
 _LEAST_CONTEXT = 256
 """Cells that make the price exact enough."""
 _LEAST_CHUNKS = 2
-"""A context of this few steps fits into any gap between requests."""
+"""A context of so few steps fits into any gap between requests."""
 
 
 class CurveKey(MeasurementKey, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,7 +55,7 @@ class CurveKey(MeasurementKey, frozen=True, kw_only=True, omit_defaults=True):
     max_seqs: int
     max_step_tokens: int
     split: str | None = None
-    """Split, or None for the CPU alone."""
+    """None for the CPU alone."""
 
     @classmethod
     def of(cls, info: model_info.ModelInfo, options: EngineOptions) -> CurveKey:
@@ -84,7 +86,6 @@ def cost_curve(
     on_progress: Callable[[float], None] = lambda fraction: None,
     neighbours: OtherProcesses | None = None,
 ) -> model_info.CostCurve:
-    """Return the curve stored in `cache_dir`, or measure it."""
     calibrator = Calibrator(backend, options, cache_dir, on_progress, neighbours)
     curve = calibrator.known() or calibrator.measure()
     assert curve is not None, "nothing else is wanted"
@@ -94,10 +95,10 @@ def cost_curve(
 
 class Calibrator:
     """Measures in pieces, which are repeated if disturbed: each size, the price of attention, each size
-    again. Small sizes come first, because they get the remaining time.
+    again.
 
-    A curve measured beside busy processes is not stored, nor are costs learned while serving, because they
-    are soon learned again.
+    Small sizes come first, because they get the remaining time. A curve measured beside busy processes is not
+    stored, nor are costs learned while serving, because they are soon learned again.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     file_type: int | None
-    """LLAMA_FTYPE of the file."""
+    """LLAMA_FTYPE."""
     file_bytes: int
     modified_ns: int
 
@@ -49,12 +49,12 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str
     cpu_flags: str
-    """Digest of the CPU's features."""
+    """Digest."""
     features: str
     """CPU features that this build of llama.cpp uses."""
     library: str
     kernels: str
-    """Digest of our library of kernels."""
+    """Digest of our library."""
     cores: int
     usable_cores: int
 
@@ -108,8 +108,7 @@ _DAMAGE = (OSError, msgspec.MsgspecError, UnicodeDecodeError)
 
 @dataclass(frozen=True)
 class Measured(Generic[K, V]):
-    """Measurements of one kind. A file that is damaged, has another key, or an impossible value counts as
-    absent."""
+    """A file that is damaged, has another key, or an impossible value counts as absent."""
 
     folder: Path
     key_type: type[K]
@@ -136,7 +135,7 @@ class Measured(Generic[K, V]):
         return value if stored_key == key and self.is_sane(value) else None
 
     def of_model(self, model: Path) -> list[tuple[K, V]]:
-        """Return all measurements of this model here, newest first."""
+        """Return this model's measurements here, newest first."""
         conditions = self.key_type.VERSION, ModelFacts.of(model), MachineFacts.here()
         found = []
         for path in self.folder.glob(f"{self._kind}-*.json"):
@@ -150,7 +149,7 @@ class Measured(Generic[K, V]):
         return [entry for _, entry in sorted(found, key=itemgetter(0), reverse=True)]
 
     def put(self, key: K, value: V) -> bool:
-        """Store a measurement. Return False, and log why, if that fails."""
+        """Return False, and log why, if storing fails."""
         path = self.path(key)
         entry = _Entry(*(msgspec.Raw(msgspec.json.encode(part)) for part in (key, value)))
         try:

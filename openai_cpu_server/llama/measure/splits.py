@@ -1,4 +1,4 @@
-"""Measures once which of the splits that fit on a device is the fastest.
+"""Race of the splits that fit on a device, measured once.
 
 Each attempt is recorded before, because some drivers end the process when memory runs out; the next start
 skips such a split.
@@ -122,7 +122,7 @@ class SplitRace:
 
     @property
     def times(self) -> dict[SplitKind, float | None]:
-        """Times of candidates; None for an unusable split."""
+        """None for an unusable split."""
         times = ((kind, self._times.of(kind, split)) for kind, split in self._candidates.items())
         return {
             kind: time.cost_ms
@@ -160,7 +160,6 @@ class SplitRace:
         return f"no split with {self.device} could be used when that was tried"
 
     def keep_for(self, profile: Profile) -> None:
-        """Store the times for these settings, too."""
         self._stored_times.put(
             msgspec.structs.replace(self._key, **msgspec.structs.asdict(profile)), self._times
         )
@@ -169,7 +168,7 @@ class SplitRace:
         self._times = SplitTimes()
 
     def run(self, cost_ms: Callable[[Split], float], *, budget_s: float = _BUDGET_S) -> None:
-        """Measure unknown times. `cost_ms`: raises `StartupError` if a split does not load."""
+        """`cost_ms`: raises `StartupError` if a split does not load."""
         end = time.monotonic() + budget_s
         neighbours = OtherProcesses()
         for kind, split in self._candidates.items():

@@ -1,4 +1,4 @@
-"""Sizes of KV cells and of the pool, and the memory that a server may take. Loads no llama.cpp."""
+"""Sizes of KV cells and of the pool, and memory limits. Loads no llama.cpp."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from openai_cpu_server.llama.gguf.heads import (
 from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES
 
 CELLS_GRANULARITY = 256
-"""llama.cpp pads the size of the pool to a multiple of this."""
+"""llama.cpp pads the pool to a multiple of this."""
 _DEFAULT_CELLS_MAX = 16_384
 
 
@@ -49,8 +49,7 @@ DRAFT_KV_TYPE = KVType.F16
 
 
 def bytes_per_cell(header: GgufHeader, kv_type: KVType) -> int:
-    """Return the bytes of one token's keys and values, an upper bound if window layers have heads of another
-    size."""
+    """Return an upper bound, because window layers may have heads of another size."""
     return sum(cell_bytes_by_layer(header, kv_type))
 
 
@@ -81,7 +80,7 @@ def _kv_heads(header: GgufHeader) -> list[int]:
 class DraftSource(NamedTuple):
     header: GgufHeader
     head: PredictionHead | None = None
-    """Unset for a small model."""
+    """None for a small model."""
     is_own: bool = False
     """True if the file is the model's."""
 
@@ -105,8 +104,10 @@ class DraftSource(NamedTuple):
 
 
 def planned_drafts(header: GgufHeader, options: EngineOptions) -> tuple[DraftSource | None, str | None]:
-    """Return the source of drafts beside prompt lookup, and the reason why a head is not used. Raises
-    `StartupError` for a named source that cannot be used."""
+    """Return the source of drafts beside prompt lookup, and why a head is not used.
+
+    Raises `StartupError` for a named source that cannot be used.
+    """
     path = options.draft_model_path
     if options.speculation == "off":
         return None, None
@@ -145,15 +146,16 @@ def _largest(header: GgufHeader, name: str, default: int) -> int:
 SLOTS_MAX = 256
 """llama.cpp's LLAMA_MAX_SEQ."""
 NUM_COPYING = 2
-"""Extra sequences: one for copies of cells, and one for padding."""
+"""One for copies of cells, and one for padding."""
 _MOST_ROLLBACK_STATES = 32
 _ROLLBACK_SHARE = 8
-"""States for rollback take at most one part in this many of the free memory."""
+"""Rollback states take at most one part in this many of the free memory."""
 
 
 def rollback_states(max_seqs: int, state_bytes: int, free_bytes: int) -> int:
-    """Return the number of states for rollback of an interrupted step. llama.cpp clears the memory of all
-    states at once, so they are resident from the start."""
+    """Return how many states an interrupted step may roll back to. They are resident from the start, because
+    llama.cpp clears all at once.
+    """
     most = free_bytes // _ROLLBACK_SHARE // state_bytes if state_bytes else 0
     return min(max_seqs, _MOST_ROLLBACK_STATES, most)
 
@@ -165,9 +167,9 @@ _MANY_SNAPSHOTS, _FEW_SNAPSHOTS = 7, 3
 def num_snapshots(options: EngineOptions, state_bytes: int, *, has_window: bool, drafts: bool) -> int:
     """Return the number of states per sequence for rollback after a draft.
 
-    Each token writes a snapshot. That is invisible for small states (LFM2, 80 kB: 0 of 57 ms), but three of
-    20 MB (Qwen3.5) make a step 4 % slower and states four times as large, so they are kept only for a model
-    or a head that drafts. llama.cpp cannot distinguish snapshots from cells of windows when it copies them.
+    Each token writes a snapshot. That is invisible for small states (LFM2, 80 kB: 0 of 57 ms). Three of 20 MB
+    (Qwen3.5) make a step 4 % slower and states four times as large, so only a model or a head that drafts
+    gets them. A window gets none: llama.cpp cannot distinguish its cells from snapshots when copying.
     """
     if options.speculation == "off" or has_window:
         return 0
@@ -189,7 +191,7 @@ class SequencePlan(NamedTuple):
     num_guarded: int
     """Leading slots with a guard, a second owner of cells that a window has passed."""
     snapshots: int
-    """States of each sequence before its last tokens, for rollback after a draft."""
+    """States of each sequence for rollback after a draft."""
 
     @classmethod
     def of(
@@ -275,10 +277,11 @@ def _megabytes(num_bytes: int) -> str:
 
 _BATCH_TOKENS_MIN = 32
 LEAST_TOKENS = 512
-"""Floor of the longest input of an encoder."""
+"""Floor of an encoder's longest input."""
 _SHARE_OF_MEMORY = 8
-"""Logits take at most one part in this many of the free memory. llama.cpp reserves a row for each token of
-a step, even if it never computes any."""
+"""Logits take at most one part in this many of the free memory. llama.cpp reserves a row for each token of a
+step, even if it never computes any.
+"""
 _LOGIT_BYTES = 4
 
 
@@ -289,7 +292,7 @@ _MOST_PATCHES = 16_384
 _MOST_FRAMES = 4096
 """Frames that an encoder sees at once; Whisper's takes 1,500."""
 _SPECTRUM_BYTES = 2 * 4 * 100 * MOST_SOUND_S
-"""Size of one band of the longest sound: 100 frames per second, twice."""
+"""One band of the longest sound: 100 frames per second, twice."""
 
 
 class EncoderMemory(NamedTuple):
@@ -337,7 +340,6 @@ class DeviceMemory(NamedTuple):
 
     weights: int = 0
     cell: int = 0
-    """Bytes per token."""
     states: int = 0
 
 
@@ -345,12 +347,10 @@ _NO_DEVICE_MEMORY = DeviceMemory()
 
 
 class HostMemory(NamedTuple):
-    """Memory left beside the weights."""
-
     free_bytes: int
     cell_bytes: int
     draft_cell_bytes: int
-    """Same for the pool of what drafts, which has as many cells, or 0."""
+    """Same for what drafts, which has as many cells; 0 without."""
     device_memory: DeviceMemory = _NO_DEVICE_MEMORY
 
     @classmethod
@@ -364,8 +364,9 @@ class HostMemory(NamedTuple):
         encoder: EncoderMemory = _NO_ENCODER,
         device_memory: DeviceMemory = _NO_DEVICE_MEMORY,
     ) -> HostMemory:
-        """Subtract the weights from the memory free before loading. Mapped ones count although the system
-        calls them free, because steps would wait for the disk without them."""
+        """Subtract the weights from the memory free before loading. Mapped ones count, because without them
+        steps would wait for the disk.
+        """
         weights = total_bytes(model_files(header)) + sum(encoder) - device_memory.weights
         weights += 0 if draft is None else draft.weights
         draft_cell = 0 if draft is None else draft.cell_bytes
@@ -399,7 +400,7 @@ _LEAST_STEP_TOKENS = 256
 
 
 def longest_input(options: EngineOptions, trained: int, vocab_size: int, free_bytes: int) -> int:
-    """Return the longest input of an embedding model, by training (0 if unknown), `--ctx-size` or memory."""
+    """Return the limit by training (0 if unknown), `--ctx-size` or memory."""
     if options.kv_tokens is not None:
         if options.kv_tokens < 1:
             raise StartupError(f"--ctx-size must be at least 1, not {options.kv_tokens}.")

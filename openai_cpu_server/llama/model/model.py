@@ -1,4 +1,4 @@
-"""llama.cpp's log, the owner of a loaded `llama_model`, and the fingerprint of saved cells."""
+"""llama.cpp's log, a loaded `llama_model`, and the fingerprint of saved cells."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Closable(ABC):
 
 
 class NativeObject(Closable):
-    """Owns an object of llama.cpp until `close`."""
+    """Owner of an object of llama.cpp until `close`."""
 
     def __init__(self, handle: object, free: Callable[[object], None]) -> None:
         self._handle: object | None = handle
@@ -124,17 +124,16 @@ _SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds rem
 
 
 class HeadUse(enum.Enum):
-    """Treatment of heads that predict further tokens."""
+    """Treatment of multi-token prediction heads."""
 
     LOADED = "loaded"
     SKIPPED = "skipped"
     """llama.cpp requires that they are whole."""
     HIDDEN = "hidden"
-    """llama.cpp takes the file for one without heads."""
 
 
 class Model(NativeObject):
-    """Weights and vocabulary of a GGUF file. Closed after everything made from it."""
+    """Closed after everything made from it."""
 
     def __init__(self, header: GgufHeader, handle: object, file_bytes: int, places: NativeSplit) -> None:
         super().__init__(handle, llama_cpp.llama_model_free)
@@ -144,7 +143,7 @@ class Model(NativeObject):
         self.is_copied_whole = header.architecture in _COPIED_WHOLE
         """True if llama.cpp crashes when it copies parts of a sequence (llama-kv-cache-dsv4.cpp)."""
         self.is_computed_apart = header.architecture in _COMPUTED_APART
-        """True if llama.cpp computes several sequences together wrongly, or dies."""
+        """True if llama.cpp computes several sequences together wrongly, or crashes."""
 
     @classmethod
     def open(
@@ -172,7 +171,6 @@ class Model(NativeObject):
 
     @classmethod
     def open_vocabulary(cls, header: GgufHeader) -> Model:
-        """Load metadata and tokens only."""
         params = llama_cpp.llama_model_default_params()
         params.vocab_only, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_MMAP
         return cls._load(header, params, lambda fraction: None, NativeSplit())
@@ -238,7 +236,7 @@ class Model(NativeObject):
 
     @property
     def context_trained(self) -> int:
-        """Tokens, or 0 if unknown."""
+        """0 if unknown."""
         return int(llama_cpp.llama_model_n_ctx_train(self.handle))
 
     @property
@@ -276,7 +274,7 @@ class Model(NativeObject):
         )
 
     def chat_template(self, name: str | None = None) -> str | None:
-        """Return the template, or a further one such as `tool_use`."""
+        """`name`: further template such as `tool_use`."""
         key = None if name is None else name.encode()
         source = llama_cpp.llama_model_chat_template(self.handle, key)
         return None if source is None else str(source.decode("utf-8", "replace"))
@@ -303,7 +301,6 @@ _SAMPLE_BYTES = 4096
 def cells_fingerprint(
     header: GgufHeader, info: ModelInfo, projector: Path | None, *, flash_attention: bool
 ) -> str:
-    """Return the facts that saved cells depend on."""
     facts = (
         f"model={_model_digest(model_files(header))}",
         f"kv={info.kv_type},{info.kv_bytes_per_token}",

@@ -38,8 +38,7 @@ _IDEOGRAPHS = (
 
 
 class WordPieces:
-    """BERT's WordPiece, for texts that llama.cpp splits differently: it drops vowels of Hangul and
-    Devanagari, and has no longest word."""
+    """BERT's WordPiece, because llama.cpp drops vowels of Hangul and Devanagari and has no longest word."""
 
     def __init__(
         self, pieces: Mapping[str, int], *, names: Collection[str] = (), unknown: int, lowercase: bool
@@ -101,7 +100,6 @@ _BERT_UNKNOWN = 100
 _SPARE_TOKENS = 16
 """Special tokens beside one token per byte."""
 _SILENT = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
-"""Tokens without text."""
 _WORDS_OF_TEXT = (llama_cpp.LLAMA_VOCAB_TYPE_SPM, llama_cpp.LLAMA_VOCAB_TYPE_BPE)
 """Types that cover all text; others drop white space, or have one token for any unknown word."""
 _PIECE_BYTES = 256
@@ -112,11 +110,8 @@ _TRIAL = "".join(map(chr, range(1, 256))) + "\u20ac\u5b57\U0001f600"
 
 
 class PieceTable(NamedTuple):
-    """Bytes of all tokens, with `special`."""
-
     text: bytes
     ends: array[int]
-    """Ends in `text`."""
     silent: array[int]
     """Tokens that have no bytes without `special`, in order."""
 
@@ -254,7 +249,7 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def _silent_ends(self) -> list[str]:
-        """Names of control tokens that each message of a conversation ends with."""
+        """Names of control tokens that end a conversation's messages."""
         ends = [end for end in self.end_tokens if self.attributes[end] & _SILENT]
         return [name for end in ends if (name := self.piece(end, special=True).decode("utf-8", "replace"))]
 
@@ -289,7 +284,7 @@ class Vocabulary(Closable):
         )
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes of a token. Raises `InvalidRequest` for other numbers."""
+        """Raises `InvalidRequest` for other numbers."""
         if not 0 <= token < self._size:
             raise InvalidRequest(f"{token} is not a token: the vocabulary has {self._size}.", param="tokens")
         if not special and token in self.silent_tokens:

@@ -1,4 +1,4 @@
-"""Devices that this build of llama.cpp supports, and the parts of a model that go there."""
+"""Devices that this build of llama.cpp supports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def with_device_or_without(load: Callable[[EngineOptions], T], options: EngineOp
 
 
 _KINDS: dict[int, Literal["gpu", "integrated"]] = {1: "gpu", 2: "integrated"}
-"""`ggml_backend_dev_type`; other values are the CPU, its accelerators, and groups of devices."""
+"""`ggml_backend_dev_type`; others are the CPU, its accelerators, and groups."""
 
 
 class _Override(ctypes.Structure):
@@ -47,14 +47,13 @@ class _Override(ctypes.Structure):
 
 
 def devices() -> list[Device]:
-    """Return devices with their free memory; a build for the CPU alone has none."""
     ggml = _ggml()
     handles = [ggml.ggml_backend_dev_get(index) for index in range(ggml.ggml_backend_dev_count())]
     return [_device(handle) for handle in handles if ggml.ggml_backend_dev_type(handle) in _KINDS]
 
 
 class NativeSplit:
-    """Owns lists that llama.cpp reads as long as the model lives."""
+    """Owner of lists that llama.cpp reads as long as the model lives."""
 
     def __init__(self, split: Split | None = None, device: Device | None = None) -> None:
         overrides = split.overrides if split is not None else []
@@ -141,7 +140,7 @@ class Places(NamedTuple):
     native: NativeSplit
     split: Split | None
     placement: DevicePlacement | None
-    """Report for users, or None if no device was requested."""
+    """None if no device was requested."""
 
     @property
     def cells_beside_layers(self) -> bool:
@@ -162,7 +161,7 @@ class Places(NamedTuple):
 
 
 def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
-    """Return the requested parts that fit, given the machine's free memory."""
+    """Return the requested parts that fit."""
     offload = options.offload
     if not offload.wants_device:
         return Places.cpu_alone(offload.given_up)
@@ -207,8 +206,7 @@ def of_draft_model(options: EngineOptions, path: Path) -> EngineOptions:
 
 
 def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -> SplitPlanner:
-    """Return the planner of splits beside the draft model, which comes first because it is small and computes
-    more often."""
+    """The draft model comes first, because it is small and computes more often."""
     name_of = _ggml().ggml_backend_dev_name  # `Vulkan0` for `vulkan0`
     named = tuple((pattern, _text(name_of(_handle(to)))) for pattern, to in options.offload.tensor_place)
     offload = msgspec.structs.replace(options.offload, tensor_place=named)

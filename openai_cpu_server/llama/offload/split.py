@@ -1,7 +1,7 @@
-"""Computes which parts of a model fit on a device.
+"""Parts of a model that fit on a device.
 
-llama.cpp counts layers from the end, and the output is the first of them. Embeddings stay on the CPU. The
-cells and the state of a layer lie where the layer is, or on the CPU.
+llama.cpp counts layers from the end, the output first. Embeddings stay on the CPU. Cells and state of a layer
+lie with it, or on the CPU.
 """
 
 from __future__ import annotations
@@ -36,13 +36,11 @@ class LayerBytes(NamedTuple):
     dense: int = 0
     experts: int = 0
     cell: int = 0
-    """Bytes per token."""
     state: int = 0
-    """Bytes per sequence."""
 
 
 class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a model. Tensors that match `--tensor-place` do not count in `layers` and `output_bytes`."""
+    """Tensors that match `--tensor-place` do not count in `layers` and `output_bytes`."""
 
     layers: tuple[LayerBytes, ...]
     output_bytes: int
@@ -52,7 +50,6 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Tensors that patterns place on other devices."""
     unused_patterns: tuple[str, ...]
     total_bytes: int
-    """All weights."""
     activation_floats: int
     """Most numbers per token that a step holds at a time."""
     vocab_size: int
@@ -138,7 +135,8 @@ def _size(header: GgufHeader, name: str) -> int:
 
 def _activation_floats(header: GgufHeader) -> int:
     """Products of a feed-forward and some rows, or those of attention. Within 4 % of ggml's reservation
-    (tests/llama/test_split.py)."""
+    (tests/llama/test_split.py).
+    """
     width, heads = _size(header, "embedding_length"), _size(header, "attention.head_count")
     num_experts = _size(header, "expert_used_count")
     expert_width = _size(header, "expert_feed_forward_length")
@@ -221,14 +219,13 @@ class DeviceBytes(NamedTuple):
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
     offload: Offload
-    """Request with numbers in place of `auto` and `all`."""
+    """Numbers replace `auto` and `all`."""
     num_layers: int
     """Layers including the output."""
     experts_on_cpu: int
     """Layers on the device whose experts stay on the CPU."""
     device_bytes: DeviceBytes
     cells: int
-    """Cells of the whole pool."""
     device_memory: kv_size.DeviceMemory
     other_devices_bytes: int = 0
     """Weights on other devices, whose further needs are not counted."""
@@ -247,7 +244,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overrides(self) -> list[tuple[str, str]]:
-        """Patterns and places; the first match decides."""
+        """The first match decides."""
         layers = "|".join(map(str, range(self.offload.cpu_moe)))
         return [*self.offload.tensor_place, *([(rf"blk\.({layers}){_EXPERTS}", CPU)] if layers else [])]
 
@@ -263,12 +260,9 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SplitKind(enum.Enum):
-    """Candidates for the fastest split."""
-
     FULL = "full"
     """Largest part that fits; experts stay on the CPU before layers do."""
     DENSE = "dense"
-    """All experts stay on the CPU."""
     NO_CELLS = "no cells"
     """Cells on the CPU leave room for weights."""
     CPU = "cpu"
@@ -278,13 +272,11 @@ _LEAST_MARGIN, _MOST_MARGIN, _MARGIN_SHARE = 256 * 2**20, 2**30, 16
 
 
 def margin_bytes(device: Device) -> int:
-    """Return the memory for drivers and other users. llama.cpp's `--fit` leaves 1 GiB."""
+    """Memory for drivers and other users. llama.cpp's `--fit` leaves 1 GiB."""
     return min(max(_LEAST_MARGIN, device.total_bytes // _MARGIN_SHARE), _MOST_MARGIN)
 
 
 class SplitPlanner:
-    """Reduces the requested split until it fits on the device."""
-
     def __init__(
         self, sizes: ModelSizes, step: StepSizes, offload: Offload, device: Device, *, reserved_bytes: int = 0
     ) -> None:
@@ -302,7 +294,9 @@ class SplitPlanner:
 
     def first_choice(self) -> Split:
         """Return the requested split, reduced until it fits: first experts stay on the CPU, then layers.
-        Without a report of the memory, only a requested number of layers goes to the device."""
+
+        If the device's memory is unknown, only a requested number of layers goes there.
+        """
         request = self._split(self._most_layers, self._least_cpu_moe, kv_on_gpu=self._kv_on_gpu)
         is_unchecked = not self._device.total_bytes and isinstance(self._offload.gpu_layers, int)
         if is_unchecked or self._fits(request):
@@ -310,7 +304,6 @@ class SplitPlanner:
         return msgspec.structs.replace(self._largest_that_fits(request), why=self._why_less(request))
 
     def candidates(self) -> dict[SplitKind, Split]:
-        """Return the first choice, and others that may be faster."""
         first, layers, cpu_moe = self.first_choice(), self._most_layers, self._least_cpu_moe
         splits = {SplitKind.FULL: first}
         if self._sizes.has_experts:
@@ -360,8 +353,9 @@ class SplitPlanner:
         return DeviceBytes(weights, cells, states, self._compute_bytes(gpu_layers, kv_on_gpu=kv_on_gpu))
 
     def _compute_bytes(self, gpu_layers: int, *, kv_on_gpu: bool) -> int:
-        """ggml reserves activations with the attention mask, or logits; all scores without flash
-        attention; states that layers read and write; and copies between CPU and device."""
+        """ggml reserves activations with the attention mask, or logits; all scores without flash attention;
+        states that layers read and write; copies between devices.
+        """
         step, sizes, layers = self._step, self._sizes, self._on_device(gpu_layers)
         masks = (2 if sizes.has_windows else 1) * step.cells * step.tokens * (_FLOAT_BYTES // 2)
         if not step.flash_attention:

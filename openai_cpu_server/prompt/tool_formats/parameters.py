@@ -36,7 +36,7 @@ class Parameters(msgspec.Struct, frozen=True):
     raw_end: str = ""
     """Ends raw text, and JSON too if `raw_begin` is ""."""
     wrapping: tuple[str, str] = ("", "")
-    """Marks around raw text that has marks of XML or line breaks, or ""."""
+    """Around raw text that has marks of XML or line breaks, or ""."""
     behind: patterns.Pattern = ()
     between: patterns.Pattern = ()
     close: str = ""
@@ -183,9 +183,11 @@ class Parameters(msgspec.Struct, frozen=True):
 
     @property
     def next_part(self) -> re.Pattern[str]:
-        """Match the next parameter's name, or the end of the call. Text that is neither is read once: a name
-        without a tag begins the text and has no separator, because other places would be tried for each
-        character."""
+        """Match the next parameter's name, or the end of the call, else read the text once.
+
+        A name without a tag begins the text and has no separator, because other places would be tried for
+        each character.
+        """
         close = f"(?P<close>{re.escape(self.close)})"
         if isinstance(self.begin[0], str):
             name = f"(?P<name>[^{re.escape(self.close[0])}]+?)"
@@ -199,8 +201,7 @@ class ParameterScanner:
     def __init__(
         self, head: re.Pattern[str], layout: Parameters, raw: RawNames, schemas: Mapping[str, JsonSchema]
     ) -> None:
-        """`head` matches what stands before the parameters, with the function's name. `schemas`: those of
-        all parameters, by function."""
+        """`head` matches what stands before the parameters, with the function's name."""
         self._head = head
         self._next = layout.next_part
         self._layout = layout

@@ -1,5 +1,7 @@
-"""Protocol of tool-call formats, and readers of a model's output as it comes. Models write calls of custom
-tools as calls of a function with one parameter."""
+"""Protocol of tool-call formats, and readers of an output as it comes.
+
+Models write calls of custom tools as calls of a function with one parameter.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ class TextReader:
 
 class MarkerGate:
     """Drops white space before the marker. `feed` returns the certain content, and the text of calls once
-    they have begun, else None."""
+    they have begun, else None.
+    """
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
@@ -196,7 +199,7 @@ class TextCallReader:
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._waiting: str | None = None
-        """Unread JSON, or None outside of such calls."""
+        """None outside of such calls."""
         self._is_begun = False
 
     def read(self, parts: Sequence[Part]) -> list[Part]:

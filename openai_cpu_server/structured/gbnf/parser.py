@@ -1,7 +1,8 @@
-"""Parser of GBNF, with additions to llama.cpp's: `_` in names, `{,n}`, and no limit of 2,000 repetitions.
-Of its tokens only `<[302]>` is supported. Unlike there, a rule defined twice, an empty class and a
-reversed range are rejected. Both reject left recursion; llama.cpp also counts a repetition of what may be
-empty."""
+"""Parser of GBNF, with `_` in names, `{,n}`, and more than 2,000 repetitions; of tokens only `<[302]>`.
+
+Unlike llama.cpp, it rejects a rule defined twice, an empty class and a reversed range, and allows a
+repetition of what may be empty.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +42,6 @@ _LOWEST_SURROGATE, _HIGHEST_SURROGATE = 0xD800, 0xDFFF
 
 
 class WrongCharacter(Exception):
-    """`position`: within the symbol's text."""
-
     def __init__(self, position: int, message: str) -> None:
         super().__init__(message)
         self.position = position
@@ -50,7 +49,7 @@ class WrongCharacter(Exception):
 
 @functools.lru_cache(maxsize=1024)
 def class_set(text: str) -> CharSet:
-    """Parse `[a-z]` or `[^a-z]`. Raises WrongCharacter."""
+    """Raises WrongCharacter."""
     if len(text) > _LONGEST_CLASS:
         raise WrongCharacter(_LONGEST_CLASS, f"a class of more than {_LONGEST_CLASS} characters")
     is_negated = text.startswith("[^")
@@ -176,8 +175,10 @@ def _finished(group: _Group) -> Expr:
 
 
 def parse_gbnf(text: str, defined_names: Collection[str] = ()) -> Rules:
-    """Parse rules; groups that are lifted out have a dot in their names. Raises InvalidGrammar.
-    `defined_names`: names of rules that are defined elsewhere."""
+    """Groups that are lifted out have a dot in their names. Raises InvalidGrammar.
+
+    `defined_names`: names of rules that are defined elsewhere.
+    """
     return _Parser(text, defined_names).grammar()
 
 

@@ -1,5 +1,4 @@
-"""Automata of expressions by Brzozowski derivatives, which make intersection and complement cheap;
-expressions of automata, and simpler equivalents without complements."""
+"""Automata of expressions by Brzozowski derivatives, which make intersection and complement cheap."""
 
 from __future__ import annotations
 
@@ -182,7 +181,7 @@ def _serial(expr: Expr) -> int:
 
 
 def build_automaton(expr: Expr, budget: Budget) -> Automaton:
-    """Return the minimal automaton of an expression. Raises SchemaTooLarge."""
+    """Return the minimal automaton. Raises SchemaTooLarge."""
     alphabet = Alphabet(expr, budget)
     states = list(_explored(expr, alphabet, budget))
     table = [row for _, row in states]
@@ -249,7 +248,7 @@ def _equivalent(table: list[list[int | None]], accepting: set[int]) -> list[int]
 
 
 def _split_blocks(blocks: list[set[int]], block_of: list[int], parts: dict[int, set[int]]) -> range:
-    """Split parts off. Return the numbers of the new blocks, each the smaller half."""
+    """Return the numbers of the new blocks, each the smaller half."""
     first = len(blocks)
     for number, part in parts.items():
         rest = blocks[number]
@@ -326,7 +325,8 @@ def _bits(mask: int) -> Iterator[int]:
 
 def state_rules(automaton: Automaton, names: Sequence[str], written: Callable[[CharSet], Expr]) -> Rules:
     """Return a rule for each state, the first one for the whole. They are slower to run than one lexeme, but
-    short."""
+    short.
+    """
     rules: Rules = {}
     for state, edges in enumerate(automaton.edges):
         ends = [EMPTY] if state in automaton.accepting else []
@@ -346,7 +346,6 @@ _LARGEST = 4_000
 _MOST_WRITTEN = 15_000
 """Parts of all intermediate expressions together."""
 _MOST_EDGES = 2_000
-"""An edge becomes at least one part."""
 
 _DEEPEST = 90
 
@@ -416,7 +415,7 @@ class _Graph:
 
 
 def to_expr(automaton: Automaton) -> Expr | None:
-    """Return an expression of the same language, or None if it would be too long."""
+    """Return None if it would be too long."""
     if not automaton.accepting:
         return NOTHING
     if sum(map(len, automaton.edges)) > _MOST_EDGES:
@@ -466,7 +465,7 @@ class PlainLanguages:
             return None
 
     def few(self, language: Expr, most: int) -> list[str] | None:
-        """Return all strings if they are few and short, else None."""
+        """Return None if they are many or long."""
         longest = span(language)[1]
         if longest is None or longest > _SHORT:
             return None
@@ -481,8 +480,9 @@ class PlainLanguages:
         return self._simple[language]
 
     def _plain(self, language: Expr) -> Expr | None:
-        """Counts and large parts stay apart, because the reader combines them only as far as the text
-        goes."""
+        """Counts and large parts stay apart, because the reader combines them only as far as the
+        text goes.
+        """
         if weight(language) <= _MOST_STATES and (found := self._by_automaton(language)) is not None:
             return found
         if isinstance(language, And) and any(map(_has_one_spelling, language.items)):
@@ -515,7 +515,8 @@ _PLAIN_ASCII = CharSet.of((0x20, 0x7E)) - CharSet.chars('"\\')
 
 def _has_one_spelling(language: Expr) -> bool:
     """Return True if a string of JSON never escapes its characters, so that a complement beside it is one of
-    spellings too."""
+    spellings too.
+    """
     if isinstance(language, And) or language.is_extended:
         return False
     sets = (x.set for x in every_expression([language]) if isinstance(x, Chars))

@@ -1,5 +1,6 @@
-"""Interned expressions, of characters and of grammar text: equal ones are one object, so comparing is
-cheap. The functions below make and simplify them, and find the lengths of their strings."""
+"""Interned expressions, of characters and of grammar text: equal ones are one object, so comparing
+is cheap.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class _KeyedReference(ref[Any]):
 
 
 class _Interned(type):
-    """Metaclass that makes equal instances one object. The table is weak and thread-safe."""
+    """Equal instances are one object. The table is weak and thread-safe."""
 
     _table: ClassVar[dict[tuple[object, ...], _KeyedReference]] = {}
     _serials: ClassVar[Iterator[int]] = itertools.count()
@@ -221,8 +222,10 @@ class Not(_One):
 
 @dataclass(frozen=True, eq=False)
 class Residue(Expr):
-    """Decimal digits whose value times 10**decimals is a multiple of `modulus`. `remainder`: of the digits so
-    far. `read`: number of decimals so far, or None before the point."""
+    """Decimal digits whose value times 10**decimals is a multiple of `modulus`.
+
+    `remainder`: of the digits so far. `read`: number of decimals so far, or None before the point.
+    """
 
     modulus: int
     decimals: int
@@ -236,8 +239,10 @@ class Residue(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Multiples(Expr):
-    """Multiples of an integer, which llguidance counts itself, because an automaton has a state for each
-    remainder. `language`: the same as an expression."""
+    """Multiples of an integer, which llguidance counts itself: an automaton has a state for each remainder.
+
+    `language`: the same as an expression.
+    """
 
     step: int
     low: int | None

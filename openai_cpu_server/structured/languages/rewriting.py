@@ -39,7 +39,7 @@ class RuleProduct(ABC, Generic[S]):
         self._waiting: dict[tuple[str, S], None] = {}
         self._names: dict[tuple[str, S, S], str] = {}
         self._ways = functools.cache(self._find_ways)
-        """Ways of the parts of the present rule, because expressions share parts."""
+        """Ways of the present rule's parts, because expressions share parts."""
         self._whole = self._here = (whole, start)
         self._of_rule(self._whole)
         self._spread()

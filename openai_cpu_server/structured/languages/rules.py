@@ -1,8 +1,8 @@
 """Compile order, nullable expressions and left recursion of rules.
 
-llguidance compiles a rule within the rule that first names it, so a chain takes stack for each rule, and an
-overflow kills the process. Long chains are therefore compiled from their end, in pieces. Cycles cannot be
-cut, and are rejected if too long.
+llguidance compiles a rule within the rule that first names it, so a long chain overflows the stack, which
+kills the process. Long chains are compiled from their end, in pieces. Cycles cannot be cut, and are rejected
+if too long.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from openai_cpu_server.structured.languages.expr import (
 )
 
 MOST_LEVELS = 3_000
-"""A rule counts two, and each expression around the next rule's name one. A level takes about 1 KiB of
-stack on x86-64; `tests/structured/test_chains.py` runs the deepest on 8 MiB."""
+"""A rule counts two, and each expression around the next rule's name one.
+
+A level takes about 1 KiB of stack on x86-64; `tests/structured/test_chains.py` runs the deepest on 8 MiB.
+"""
 _PIECE = 600
 """Levels up to which a chain is compiled without cuts."""
 _OF_RULE = 2
@@ -39,8 +41,9 @@ _SHOWN = 4
 def order(
     rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the rules to compile before the root, and nested rules that overflow the stack, outermost
-    first."""
+    """Return the rules to compile before the root, and nested rules that overflow the stack,
+    outermost first.
+    """
     found = _Visit(rules, most_levels)
     found.all_from(root)
     first = tuple(found.ends_of_pieces)
@@ -109,8 +112,10 @@ def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
 
 
 def takes_long_texts(rules: Rules, most: int) -> bool:
-    """Return True if some part matches only texts of more than `most` characters. A recursive reference
-    counts as length 0, which can only hide a part."""
+    """Return True if some part matches only texts of more than `most` characters.
+
+    A recursive reference counts as length 0, which can only hide a part.
+    """
     least: dict[Expr, float] = {}
     lengths: dict[str, float] = {}
     # Control tokens count as names, too.
@@ -178,7 +183,8 @@ class Nullables:
 
 def _dependent(roots: Iterable[Expr]) -> tuple[dict[Expr, list[Expr]], dict[Expr, int]]:
     """Parents of each open expression, twice if it occurs twice, and the number of open items of each
-    sequence."""
+    sequence.
+    """
     parents: dict[Expr, list[Expr]] = {}
     missing: dict[Expr, int] = {}
     queue = [x for x in dict.fromkeys(roots) if _is_open(x)]

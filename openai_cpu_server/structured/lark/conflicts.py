@@ -1,9 +1,8 @@
 """Search for lexemes that must be broken.
 
-llguidance reads all lexemes that are allowed at a place at once, as far as any of them goes, and never turns
-back. That is exact if the byte that may follow a lexeme continues none of those being read. Otherwise the
-lexemes that could go on are broken. Single characters never conflict, nor do control tokens, which no text
-matches.
+llguidance reads all lexemes allowed at a place at once, as far as any goes, and never turns back. That is
+exact if the byte that may follow a lexeme continues none being read; else the lexemes that could continue are
+broken. Single characters never conflict, nor do control tokens, which no text matches.
 """
 
 from __future__ import annotations
@@ -202,8 +201,9 @@ MOST_WORK = 3_000
 
 
 def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
-    """Return the lexemes to break. If some conflict when all are read everywhere, those of each place are
-    compared, as far as the share of the work goes."""
+    """If some lexemes conflict when all are read everywhere, compare those of each place, as far as the share
+    of the work goes.
+    """
     leads = FirstBytes()
     first_bytes = {name: leads.mask(expr) for name, expr in plan.lexemes.items()}
     follow = Following(plan.rules, plan.lexemes, first_bytes, work).result()

@@ -1,6 +1,8 @@
-"""Meaning of clients' Lark, as rules of expressions. A terminal is read greedily, as by every reader of
-Lark: behind `/[a-z]+/` no letter can follow. Ignored text may stand behind every terminal, and at the
-beginning."""
+"""Meaning of clients' Lark, as rules of expressions.
+
+A terminal is read greedily, as by every reader of Lark: behind `/[a-z]+/` no letter can follow. Ignored text
+may stand behind every terminal, and at the beginning.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Choice of lexemes, and the places where a reader can meet them.
 
-Whole regular rules become lexemes, and regular items of the others. If an expression is not `whole`, only its
-parts may be lexemes. The parts of a literal are its characters. A rule that ends is taken to continue behind
-any place that names it, so the sets of lexemes met together are never too small.
+Whole regular rules become lexemes, and regular items of the others; of an expression that is not `whole`,
+only its parts. A rule that ends is taken to continue behind any place that names it, so the sets of lexemes
+met together are never too small.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Work:
         return max(self._allowed - self.spent, 0)
 
     def spend(self, steps: int) -> None:
-        """Count steps. Raises InvalidGrammar for too many."""
+        """Raises InvalidGrammar."""
         self.spent += steps
         if self.spent > self._allowed:
             message = f"too large, or too ambiguous: more than {self._allowed} steps to translate"
@@ -69,7 +69,7 @@ class Work:
 
 
 class TooMuch(Exception):
-    """A share is used up, and there is a cheaper way to go on."""
+    """A share is used up, and there is a cheaper way to continue."""
 
 
 class Share(Work):
@@ -78,7 +78,7 @@ class Share(Work):
         self._whole = whole
 
     def spend(self, steps: int) -> None:
-        """Count steps. Raises TooMuch, InvalidGrammar."""
+        """Raises TooMuch, InvalidGrammar."""
         self._whole.spend(steps)
         self.spent += steps
         if self.spent > self._allowed:
@@ -136,7 +136,6 @@ def bottom_up(rules: dict[str, Expr]) -> list[str]:
 
 
 _MARK = "#"
-"""Not used in names of rules."""
 _DEEPEST_RULE = 16
 """Nested groups of a rule. llguidance reads at most 29."""
 
@@ -423,8 +422,6 @@ Place = dict[str, int]
 
 
 class _Mentions:
-    """Numbered mentions of names in rules."""
-
     def __init__(self, plan: LexemePlan, work: Work) -> None:
         self._work = work
         self.nullable = Nullables(plan.rules | plan.lexemes)

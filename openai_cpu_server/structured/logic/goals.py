@@ -1,5 +1,8 @@
-"""Unfolding of schemas that hold or fail together. A goal is a conjunction of signed nodes. For one type
-of value it unfolds into branches (a disjunction), each a list of facts in the order of the schema."""
+"""Unfolding of schemas that hold or fail together.
+
+A goal is a conjunction of signed nodes. For one type of value it unfolds into branches (a disjunction), each
+a list of facts in the order of the schema.
+"""
 
 from __future__ import annotations
 
@@ -124,8 +127,9 @@ class Goals:
         return self._without_special_cases(list(found))
 
     def satisfiable(self, goal: Goal, kind: JsonKind | None = None) -> bool:
-        """Return False only if surely no value fits; deep recursion counts as satisfiable. `kind`: None
-        for any type."""
+        """Return False only if surely no value fits; deep recursion counts as satisfiable. `kind`: None for
+        any type.
+        """
         if goal == ANYTHING:
             return True
         if kind is None:
@@ -152,7 +156,6 @@ class Goals:
         return self.table.place(goal[0][0])[0] if goal else ""
 
     def refuse(self, numbers: Iterable[int], reason: str) -> None:
-        """Report nodes that cannot be enforced."""
         for number in numbers:
             self._report.refuse(*self.table.place(number), reason)
 

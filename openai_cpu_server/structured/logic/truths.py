@@ -1,5 +1,6 @@
-"""Plain truths about nodes. Without them, `oneOf` of many kinds of objects, and many `if`s on one
-property, would be unfolded in every combination."""
+"""Plain truths about nodes. Without them, `oneOf` of many objects, and many `if`s, would be unfolded in every
+combination.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ def settled(
     found: Callable[[K, list[V]], V],
     meanwhile: V,
 ) -> V:
-    """Return the value that `found` computes from the values of the parts, without recursion. A key that
-    depends on itself counts as `meanwhile`."""
+    """Compute values from those of the parts, without recursion. A key that depends on itself counts as
+    `meanwhile`.
+    """
     stack = [] if start in values else [_opened(start, values, parts, meanwhile)]
     while stack:
         key, needed = stack[-1]
@@ -136,8 +138,11 @@ def complement(node: Node, table: NodeTable) -> int | None:
 
 
 def none_of_all(items: tuple[int, ...], table: NodeTable) -> list[tuple[int, bool]]:
-    """Return signed nodes, one of which holds if not all `items` do. For a required property "absent" and
-    "present, but wrong" become one alternative, because every negation would double the alternatives."""
+    """Return signed nodes, one of which holds if not all `items` do.
+
+    For a required property "absent" and "present, but wrong" become one alternative, because every negation
+    would double the alternatives.
+    """
     described = next((x for x in items if isinstance(table[x], nodes.Properties)), None)
     required = next((x for x in items if isinstance(table[x], nodes.Required)), None)
     if described is None or required is None:
@@ -204,7 +209,7 @@ Values = frozenset[tuple[str, object]]
 class PropertyMark(msgspec.Struct, frozen=True):
     name: str
     listed: Values | None
-    """Allowed values, or None for any."""
+    """None for any."""
     unlisted: Values
 
 

@@ -36,7 +36,7 @@ NONZERO = Chars(DIGITS - CharSet.chars("0"))
 
 
 def integers_between(low: int | None, high: int | None) -> Expr:
-    """Integers without leading zeros and `-0`. None means no bound."""
+    """Exclude leading zeros and `-0`. None means no bound."""
     if low is not None and high is not None and low > high:
         return NOTHING
     parts = []
@@ -169,7 +169,7 @@ INTEGER = _DECIMALS.integers
 PLAIN = _DECIMALS.all
 _ANY_WHOLE = seq(optional(_MINUS), alt(literal("0"), seq(NONZERO, star(DIGIT))))
 UNCOUNTED = (_ANY_WHOLE, seq(_ANY_WHOLE, optional(seq(_POINT, repeat(DIGIT, 1, None)))))
-"""With any number of digits, for automata that count already."""
+"""Any number of digits, for automata that count already."""
 NUMBER = seq(PLAIN, optional(_EXPONENT))
 NOT_NEGATIVE = seq(_DECIMALS.whole, optional(_DECIMALS.fraction), optional(_EXPONENT))
 SMALL = seq(

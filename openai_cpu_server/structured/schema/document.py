@@ -118,7 +118,7 @@ _LEADS_NOWHERE = (Unresolvable, AttributeError, TypeError, ValueError, LookupErr
 
 
 def _joined(base: str, reference: str) -> str:
-    """Resolve a relative reference under a scheme that `urljoin` does not know, such as `app`."""
+    """Resolve under a scheme that `urljoin` does not know, such as `app`."""
     scheme, mark, rest = base.partition("://")
     if not mark or scheme in uses_relative or ":" in reference.partition("/")[0]:
         return reference

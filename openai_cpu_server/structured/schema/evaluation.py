@@ -1,8 +1,7 @@
-"""Parts of an object or array that schemas evaluate, and parts that stay unevaluated.
+"""Parts of an object or array that schemas evaluate.
 
-A schema that passes evaluates what its passing subschemas evaluate, so there is one way for each choice of
-alternatives. A way need not say which alternatives fail, because it just sees less, and leaves more to
-constrain. All ways together are exact.
+A schema evaluates what its passing subschemas evaluate, so each choice of alternatives is one way. A way need
+not name failing alternatives: it just sees less, and leaves more to constrain. All ways together are exact.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ class Evaluated:
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     prefix: int = 0
-    """Number of leading items."""
     matching: tuple[int, ...] = ()
     """Nodes that evaluated items fit."""
 
@@ -91,7 +89,7 @@ class Way(msgspec.Struct, frozen=True):
     seen: Evaluated = NOTHING_SEEN
 
     def join(self, other: Way) -> Way:
-        """Return the way in which both hold. One that sees nothing needs no guard."""
+        """One that sees nothing needs no guard."""
         seen = self.seen.union(other.seen)
         return Way() if seen == NOTHING_SEEN else Way(tuple(dict.fromkeys(self.guards + other.guards)), seen)
 
@@ -161,7 +159,7 @@ class Evaluation:
         }
 
     def beside(self, pointer: str) -> list[Way]:
-        """Return the ways without the schema's own `unevaluated...`."""
+        """Leave out the schema's own `unevaluated...`."""
         self.reader.at(pointer)
         schema = self.reader.references.value(pointer)
         assert isinstance(schema, dict)
@@ -291,7 +289,6 @@ class Evaluation:
 def without_unevaluated(
     of_scope: Callable[[JsonKind, Scope], Evaluation], report: UnenforcedReport, node: nodes.Unevaluated
 ) -> int:
-    """Return an equivalent node without `Unevaluated`."""
     evaluation = of_scope(node.kind, node.scope)
     table, keyword = evaluation.reader.table, KEYWORDS[node.kind]
     place = (node.pointer, keyword)

@@ -77,7 +77,7 @@ def _items(facts: list[Items], banned: Goal) -> tuple[tuple[Goal, ...], Goal]:
 
 
 _MOST_SUBSETS = 260
-"""Subsets that are written as rules. With more, the values keep the order of the list."""
+"""Beyond so many subsets, the values keep the order of the list."""
 _MOST_NEEDS = 3
 _MOST_PLACES = 8
 _NOT_UNIQUE = (
@@ -170,7 +170,6 @@ class ArrayRules:
     # Items that must differ
 
     def _set(self, shape: ArrayShape, hint: str) -> Expr | None:
-        """Return None if there may be too many values."""
         if not shape.needs and self._differ(shape):
             return self._plain(shape, hint)
         values = self.values(shape.rest) if not shape.prefix and not shape.needs else None
@@ -185,7 +184,7 @@ class ArrayRules:
         return self._in_any_order(values, shape.low, most, hint)
 
     def _distinct(self, shape: ArrayShape, hint: str) -> Expr | None:
-        """Write the items as rules by whose names the engine compares them."""
+        """The engine compares items by the names of their rules."""
         item = None if shape.prefix or shape.needs else self.distinct(shape.rest, hint)
         if item is None:
             return None
@@ -214,7 +213,6 @@ class ArrayRules:
         return self.grammar.by_moves(f"{hint}-set", 0, moves)
 
     def _in_given_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
-        """Make a rule for each value and count."""
         is_limited = most < len(values)
         cap = most if is_limited else max(low, 1)  # without a limit it stops counting where there are enough
         row = [EMPTY if count >= low else NOTHING for count in range(cap + 1)]
@@ -229,7 +227,8 @@ class ArrayRules:
 
 def _step(count: int, need: Need, is_hit: bool) -> tuple[Goal, int | None]:
     """New count None: the item may not meet the need. Without an upper limit the count stops once it is high
-    enough."""
+    enough.
+    """
     if is_hit:
         most = need.low if need.high is None else need.high
         return need.item, count + 1 if count < most else None

@@ -1,8 +1,8 @@
 """A grammar under construction.
 
-llguidance splits a text into lexemes. A rule that consists of characters becomes one lexeme, read greedily,
-and two lexemes that begin alike must end alike. So strings, numbers and keys are rules of their own. A rule
-with punctuation refers to the recursive rule `never`, which matches nothing, and so stays a rule.
+llguidance reads a rule of characters as one lexeme, greedily, and two lexemes that begin alike must end
+alike. So strings, numbers and keys are rules of their own. A rule with punctuation refers to the recursive
+rule `never`, which matches nothing, and so stays a rule.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class GrammarBuilder:
         self._rules[name] = expr
 
     def define(self, hint: str, expr: Expr) -> Expr:
-        """Return a reference to a rule, shared with equal expressions."""
+        """Equal expressions share a rule."""
         if isinstance(expr, (Ref, Text)):
             return expr
         if expr not in self._shared:
@@ -98,7 +98,8 @@ class GrammarBuilder:
         self, hint: str, start: State, moves: Callable[[State], Iterable[tuple[Expr, State | None]]]
     ) -> Expr:
         """Write a rule for each state that is reached. `moves`: texts with the state behind each, or None at
-        the end."""
+        the end.
+        """
         names, queue = {start: self.reserve(hint)}, [start]
         for state in queue:
             options = []
@@ -124,8 +125,10 @@ class GrammarBuilder:
         return Ref(name + FIRST_ITEM), Ref(name + OTHER_ITEM)
 
     def finish(self, root: Expr, path_of: Callable[[str], str | None] = lambda rule: None) -> Rules:
-        """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches. `path_of`:
-        place of a rule in the schema."""
+        """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches.
+
+        `path_of`: place of a rule in the schema.
+        """
         self._rules[ROOT] = root
         rules = _productive(self._rules)
         if ROOT not in rules:
@@ -183,7 +186,7 @@ def text_length(rules: Rules) -> int:
 
 
 def without_characters(rules: Rules, unknown: CharSet) -> Rules:
-    """Forbid these characters. Raises InvalidSchema if nothing is left."""
+    """Raises InvalidSchema if nothing is left."""
     if not unknown:
         return rules
 
@@ -287,8 +290,10 @@ _NO_RULE: RuleKey = ("", "")
 
 
 def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None) -> Rules:
-    """Return a grammar with the root `root`: GBNF, perhaps of more lines, that names the roots of parts by
-    their keys. Raises InvalidGrammar, SchemaTooLarge."""
+    """Return GBNF with the root `root`, which names the roots of parts by their keys.
+
+    Raises InvalidGrammar, SchemaTooLarge.
+    """
     limits = limits or Limits()
     rules = parse_gbnf(f"{ROOT} ::= {root}", defined_names=parts.keys())
     inner = {(key, name): expr for key, part in parts.items() for name, expr in part.items()}
@@ -306,8 +311,10 @@ def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None
 
 
 def _first_alike(rules: Mapping[RuleKey, Expr]) -> dict[RuleKey, RuleKey]:
-    """First rule with the same meaning: the same name and expression, and so for all that it names. Groups
-    of rules that look alike are split until nothing changes."""
+    """First rule with the same meaning: equal in itself and in all rules that it names.
+
+    Groups of rules that look alike are split until nothing changes.
+    """
     marks: dict[RuleKey, object] = {(key, name): (name, expr) for (key, name), expr in rules.items()}
     num_groups = 0
     while True:
@@ -354,7 +361,6 @@ _MADE_OF: dict[str, Callable[..., Expr]] = {
     "Multiples": multiples_between,
     **{each.__name__: each for each in (Text, Ref, Token, Repeat, Not)},
 }
-"""Makers of expressions from their parts and other fields."""
 
 
 def unpacked_rules(data: bytes) -> Rules:
