@@ -20,7 +20,6 @@ Packed = npt.NDArray[np.uint8]
 Computing = Callable[[int], Floats]
 
 _OVERHEAD_BYTES = 4 << 20
-"""Graph, tensor headers, and ggml's scratch for a few threads."""
 
 
 class GgmlType(enum.IntEnum):
@@ -126,7 +125,7 @@ class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
     """(rows, cells): 0, -inf, or a bias."""
     cell_type: GgmlType = GgmlType.F16
     value_type: GgmlType | None = None
-    """None for the keys' type."""
+    """Type, or None for the keys'."""
     values_in_keys: bool = False
     """True: values are a view of the first numbers of the keys, and must equal them."""
     scale: float = 1.0
@@ -150,7 +149,6 @@ class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """(outputs, depth), or (experts, outputs, depth)."""
         return *self.weights.shape[:-1], self.activations.shape[-1]
 
     @property
@@ -178,7 +176,7 @@ class DeltaNetCase(RecurrentCase, frozen=True, kw_only=True):
     """(sequences, tokens, heads, width)"""
     keys: Floats
     values: Floats
-    """Same shape; heads may be a multiple of those of queries and keys."""
+    """(sequences, tokens, heads, width); heads may be a multiple of those of queries and keys."""
     gates: Floats
     """(sequences, tokens, heads, 1), or one per column: logarithm of a state's remaining share."""
     betas: Floats
@@ -220,7 +218,6 @@ class GgmlGraphs:
         weakref.finalize(self, ggml.ggml_backend_free, self._backend)
 
     def as_stored(self, values: Floats, cell_type: GgmlType) -> Floats:
-        """Round values to a storage type."""
         with self._context(values, values) as context:
             stored = self._tensor(context, values, cell_type)
             node = self._ggml.ggml_cast(context, stored, GgmlType.F32)
@@ -308,7 +305,6 @@ class GgmlGraphs:
 
     @contextmanager
     def recurring(self, case: RecurrentCase) -> Iterator[Computing]:
-        """Compute a layer repeatedly from the same states."""
         arrays = [value for value in msgspec.structs.astuple(case) if isinstance(value, np.ndarray)]
         with self._context(*arrays, *arrays, *4 * [case.states]) as context:
             memory = self._tensor(context, case.states, GgmlType.F32)
@@ -582,7 +578,7 @@ class LayoutGraphs(GgmlGraphs):
     def repacked(
         self, weights: StoredWeights, rows: Sequence[int]
     ) -> Iterator[Mapping[int, Computing] | None]:
-        """None if ggml does not repack these weights."""
+        """Yield None if ggml does not repack these weights."""
         with ExitStack() as stack:
             context = stack.enter_context(self._room(weights, rows, 0))
             owner = stack.enter_context(self._memory(_OVERHEAD_BYTES, holds_data=False))
@@ -598,7 +594,6 @@ class LayoutGraphs(GgmlGraphs):
             yield None
 
     def _layouts(self, device: int) -> Iterator[int]:
-        """Buffer types in llama.cpp's order."""
         registry = self._ggml.ggml_backend_dev_backend_reg(device)
         address = self._ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
         if address is None:
@@ -621,7 +616,6 @@ class LayoutGraphs(GgmlGraphs):
         return self._computing(context, [self._node(context, weights, tensor, rows)], shape)
 
     def _node(self, context: int, weights: StoredWeights, tensor: Any, rows: int) -> Any:
-        """`rows`: rows per expert."""
         count = rows * (weights.num_experts or 1)
         values = np.random.default_rng(0).standard_normal((count, weights.depth), np.float32)
         if weights.num_experts is None:

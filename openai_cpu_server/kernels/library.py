@@ -1,4 +1,4 @@
-"""C++ library of kernels: its file, obstacles to its use, and its switches."""
+"""C++ library of kernels."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ class KernelLibrary:
         return str(self._handle.ocs_instruction_set().decode())
 
     def multiplies(self, weight_type: int) -> bool:
-        """Return True if our kernel multiplies this `ggml_type` on this CPU."""
         return bool(self._handle.ocs_multiplies(weight_type))
 
     @property
@@ -79,7 +78,6 @@ class KernelLibrary:
         self._handle.ocs_round_attention(on)
 
     def reset(self) -> None:
-        """Switch all kernels off, and forget decisions about types."""
         self.round_attention(False)
         for kernel in Kernel:
             self.switch_off(kernel)
@@ -92,7 +90,7 @@ class KernelLibrary:
 
 
 def library_path(native: Path = LIBRARY) -> Path:
-    """Return the library compiled here, else the best of a portable build that runs here."""
+    """Return the library compiled here, else the best of a portable build."""
     existing = [path for path in _libraries(native) if path.exists()]
     return next((path for path in existing if obstacle(path) is None), existing[-1] if existing else native)
 
@@ -102,14 +100,14 @@ def _libraries(native: Path) -> list[Path]:
 
 
 def digest(native: Path = LIBRARY) -> str:
-    """ "" without a library."""
+    """Return "" without a library."""
     contents = [path.read_bytes() for path in _libraries(native) if path.exists()]
     return hashlib.sha256(b"".join(contents)).hexdigest()[:16] if contents else ""
 
 
 @functools.cache
 def bindings_version() -> str | None:
-    """Version of the installed llama-cpp-python, without importing it, which takes 16 ms."""
+    """Version without importing llama-cpp-python, which takes 16 ms."""
     from importlib import metadata
 
     with contextlib.suppress(metadata.PackageNotFoundError):
@@ -134,9 +132,7 @@ def obstacle(path: Path | None = None) -> str | None:
 
 
 def put_in_front(path: Path | None = None) -> None:
-    """Load the library before llama_cpp is imported, unless there is an obstacle. The first library with a
-    name wins.
-    """
+    """Load the library before llama_cpp is imported, because the first library with a name wins."""
     path = path or library_path()
     if obstacle(path) is None:
         ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL)

@@ -236,7 +236,6 @@ def proved(
     operations: Iterator[Operation],
     pause: Callable[[], None] = lambda: None,
 ) -> KernelState:
-    """Leave the kernel on if it agrees with ggml, else off."""
     num_proved = 0
     for operation in operations:
         num_proved += 1

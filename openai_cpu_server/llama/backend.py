@@ -78,7 +78,6 @@ class LlamaBackend:
         )
         self._rows: dict[int, PlacedRows] = {}
         self._reading_ms = 0.0
-        """Time that a head reads in the present step."""
         self.threads = loaded.context.compute_threads
         self.interrupt = loaded.abort.press
         self.unready_slots = self._slots.unready
@@ -114,7 +113,7 @@ class LlamaBackend:
         return self._constraints.start(constraint, output).take_forced()
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """Raises `AdapterFailed`."""
+        """Load a checked adapter and use it once. Raises `AdapterFailed`."""
         loaded = self._adapters.load(adapter)
         try:
             self._adapters.use(adapter.key)
@@ -146,10 +145,10 @@ class LlamaBackend:
         return is_done
 
     def execute(self, step: Step) -> StepResult:
-        """Execute the verbs, compute the spans and sample.
+        """Execute the verbs, compute the spans and sample. Padding that does not fit is dropped.
 
-        After an interruption the verbs are executed. Padding that does not fit is dropped. Raises
-        `DecodeFailed` or `BadLogits`; then the backend is unusable.
+        An interrupted step has executed its verbs. Raises `DecodeFailed` or `BadLogits`; then the backend is
+        unusable.
         """
         rollback = self._rollback(step)
         with self._abort.armed(is_armed=rollback is not None):
@@ -195,7 +194,7 @@ class LlamaBackend:
         return msgspec.structs.replace(result, encoded=is_done, encoding_ms=encoding_ms, faults=faults)
 
     def _rollback(self, step: Step) -> dict[int, int] | None:
-        """Copies of the slots' states, by slot, or None if the step must not stop or they do not fit."""
+        """Return None if the step must not stop or the states do not fit."""
         if not step.may_be_interrupted:
             return None
         if not self.info.state_bytes:
@@ -226,7 +225,6 @@ class LlamaBackend:
             self._context.share(rollback[span.slot], span.slot, 0, span.start)
 
     def _computes_numbers(self) -> bool:
-        """Return True if a token's logits are finite, or no cell is free."""
         slot, token = self._sequences.padding_slot, self._any_token
         self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
         try:
@@ -307,7 +305,6 @@ class LlamaBackend:
         return Computed(layout.rows, self._context.logits(num_outputs) if num_outputs else None, padding)
 
     def _compute_with_rows(self, spans: Sequence[Span], padding: int) -> Computed | None:
-        """A llama_batch has either rows or tokens."""
         rows = {span.slot: self._rows.pop(span.slot) for span in spans if span.slot in self._rows}
         whole = [[one] for one in rows.values() if one.is_whole]
         others = [one for one in rows.values() if not one.is_whole]
@@ -344,10 +341,10 @@ class LlamaBackend:
         return Computed([rows[span.slot] for span in spans], logits, padded)
 
     def _apart(self, spans: Sequence[Span]) -> list[list[Span]]:
-        """Group spans so that each state can be restored after an interruption.
+        """Group spans so that only graphs of one sequence are aborted.
 
-        llama.cpp moves states side by side, and an aborted graph may leave any half moved. So only graphs of
-        one sequence are aborted, which costs nothing: unequal steps pass over the weights twice anyway.
+        llama.cpp moves states side by side, and an aborted graph may leave any half moved. Steps of unequal
+        lengths pass over the weights twice anyway.
         """
         least = 1 if self._loaded.model.is_computed_apart else 2
         single = [span for span in spans if span.num_tokens < least]
@@ -355,9 +352,8 @@ class LlamaBackend:
         return groups + [[span] for span in spans if span.num_tokens >= least]
 
     def _drafts_last(self, spans: Sequence[Span]) -> list[list[Span]]:
-        """Put spans with drafts last, together if llama.cpp computes them in one pass.
-
-        llama.cpp leaves snapshots behind when it moves a state for other sequences.
+        """Put spans with drafts last: llama.cpp leaves snapshots behind when it moves a state for other
+        sequences.
         """
         drafting = [span for span in spans if span.draft]
         if not self.info.state_bytes or not drafting:
@@ -439,7 +435,7 @@ class _Native(NamedTuple):
 
 @dataclass(eq=False)
 class NativeAdapters:
-    """Adapters of one model, which must outlive this. Not thread-safe except for `check`."""
+    """Adapters of a model, which must outlive this. Not thread-safe except for `check`."""
 
     model: Model
     context: Context
@@ -449,9 +445,7 @@ class NativeAdapters:
     _in_use: str | None = None
 
     def check(self, adapter: Adapter) -> None:
-        """Validate the file, because llama.cpp crashes with some. Any thread may call this. Raises
-        `AdapterFailed`.
-        """
+        """Reject files with which llama.cpp crashes. Raises `AdapterFailed`."""
         path = Path(adapter.path)
         state = _file_state(path)
         if file_digest(path) != adapter.digest:
@@ -477,7 +471,7 @@ class NativeAdapters:
         )
 
     def use(self, key: str | None) -> None:
-        """Compute with this adapter, or none, from the next decode on. A change costs some milliseconds."""
+        """Take effect from the next decode on, within some milliseconds. None: no adapter."""
         if key == self._in_use:
             return
         address, scale = (None, 1.0) if key is None else self._loaded[key]

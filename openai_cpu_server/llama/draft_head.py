@@ -30,13 +30,14 @@ logger = logging.getLogger(__name__)
 _MOST_UNREAD = 8
 """Computed tokens that the next draft reads without another call."""
 _MOST_UNREAD_IDLE = 128
-"""The same while no drafts are made, because reading may be in vain. Behind them is a hole. Drafts of a step
-read at most as many, so that its streams do not wait.
+"""The same while no drafts are made, because reading may be in vain.
+
+Behind them is a hole. Drafts of a step read at most as many, so that its streams do not wait.
 """
 _IDLE_STEPS = 16
 """Steps without a possible draft after which a head is idle."""
 _MOST_FORCED = 4
-"""Forced tokens behind the first new one, through which a draft goes. Each costs a call."""
+"""Forced tokens through which a draft goes. Each costs a call."""
 
 
 @dataclass(eq=False)
@@ -46,7 +47,7 @@ class _Track:
     start: int
     tokens: list[int] = field(default_factory=list)
     rows: list[HiddenRow | None] = field(default_factory=lambda: [None])
-    """None behind a hole, and at position 0. The last row is that of the last token."""
+    """The last row is that of the last token. The first one is None behind a hole, and at position 0."""
 
     @property
     def end(self) -> int:
@@ -82,8 +83,6 @@ class _Track:
 
 
 class _Chain:
-    """Draft behind the last computed token, each token with the hidden row before it."""
-
     def __init__(self, request: DraftRequest, row: HiddenRow) -> None:
         first, *forced = request.tokens[-request.num_new :]
         self.request = request
@@ -106,7 +105,7 @@ class _HeadCells:
         self._batch = HeadBatch(context.batch_tokens, width)
         self._nothing = np.zeros(width, np.float32)
         self._ends: dict[int, int] = {}
-        """Position behind the last token of each slot."""
+        """Position behind the last token."""
         context.give_hidden_rows(of_outputs=is_cut)
 
     @property
@@ -114,7 +113,7 @@ class _HeadCells:
         return self._batch.capacity
 
     def unread(self, slot: int, track: _Track, end: int) -> list[HeadToken]:
-        """Return the tokens before `end` that the head has to read, and prepare the slot for them."""
+        """Return the tokens before `end` that the head has to read."""
         if not self.keeps_cells:
             return []
         if self._ends.get(slot, end) > end:
@@ -141,7 +140,7 @@ class _HeadCells:
             self._ends.update({token.slot: token.position + 1 for token in tokens})
 
     def outputs(self, tokens: Sequence[HeadToken]) -> tuple[Logits, Logits] | None:
-        """Return logits and hidden rows of the wanted tokens, or None if interrupted."""
+        """Return logits and hidden rows, or None if interrupted."""
         if not self._decode(tokens):
             return None
         wanted = [index for index, token in enumerate(tokens) if token.wanted]
@@ -183,8 +182,8 @@ class _HeadCells:
 class DraftHead(DraftModel):
     """Owner of the head's contexts, and of its model if that has its own file.
 
-    Prompts are read once the model has computed them, single tokens with the next draft, nothing while idle.
-    Each head of a chain has its own cells, because all compute the same positions.
+    Prompts are read once computed, single tokens with the next draft, nothing while idle. Each head of a
+    chain has its own cells, because all compute the same positions.
     """
 
     def __init__(
@@ -314,7 +313,6 @@ class DraftHead(DraftModel):
         return _Chain(request, row)
 
     def _grow(self, chains: Sequence[_Chain], depth: int) -> list[_Chain]:
-        """Add a token to each chain; return those that continue."""
         is_chain = self._kind is HeadKind.CHAINED
         head = self._heads[depth if is_chain else 0]
         batch: list[HeadToken] = []
@@ -363,7 +361,7 @@ class DraftHead(DraftModel):
         return len(chain.draft) < chain.request.num_tokens
 
     def _choose(self, masks: MaskedDraft | None, logits: HiddenRow) -> int | None:
-        """Return a sure token that the constraint allows, or None. Raises `RequestFailed`."""
+        """Return None for an unsure token. Raises `RequestFailed`."""
         if masks is None:
             return sure_token(logits, self._end_tokens)
         allowed = masks.allowed()

@@ -18,24 +18,22 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 _MOST_PADDING = 256
 """Some models of a family have meaningless tokens at the end."""
 _LEAST_SURE = 0.4
-"""A draft ends before a less probable token."""
 _FREE_SHARE = 16
-"""One in this many cells is reserved for the growth of sequences already in the pool."""
+"""Cells divided by those reserved for the growth of sequences in the pool."""
 
 
 class DraftRequest(NamedTuple):
     slot: int
     tokens: Sequence[int]
     num_tokens: int
-    """At least 1."""
+    """Draft's length, 1 or more."""
     num_to_read: int | None = None
     """Most tokens to prefill now, or None for a whole batch."""
     position: int = 0
     """Position of the first token that the model has not computed."""
     num_new: int = 1
-    """Tokens that the model has not computed."""
     masks: MaskedDraft | None = None
-    """None without a constraint."""
+    """Masks, or None without a constraint."""
 
 
 class ModelDraft(NamedTuple):
@@ -45,13 +43,10 @@ class ModelDraft(NamedTuple):
 
 
 class DraftModel:
-    """Source of drafts; this one makes none. Holes in its memory make drafts worse and change no output.
-
-    `catch_up`, `note`, `trim`, `share` and `set_adapter` serve sources that read the model's hidden rows.
-    """
+    """Source of drafts; this one makes none. Holes in its memory make drafts worse and change no output."""
 
     listens = False
-    """True while it reads along with the model."""
+    """True if it reads the model's hidden rows."""
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
         """Return drafts by slot, without slots that cannot have one yet."""
@@ -74,8 +69,7 @@ class DraftModel:
     def note(self, spans: Sequence[Span]) -> None:
         """Take the hidden rows of spans that the model has just computed. Starts are positions."""
 
-    def trim(self, slot: int, end: int) -> None:
-        """Drop the rows from this position on."""
+    def trim(self, slot: int, end: int) -> None: ...
 
     def share(self, source: int, slot: int, end: int) -> None:
         """Let an empty slot hold the source's tokens before `end`."""
@@ -99,7 +93,7 @@ class SmallModel(DraftModel):
         self._batch = TokenBatch(context.batch_tokens, context.sequences)
         self._held: dict[int, list[int]] = {}
         self._claims: dict[int, int] = {}
-        """Cells for all tokens and the draft of each slot whose prefill has begun."""
+        """Cells for tokens and draft of each slot whose prefill has begun."""
 
     def num_known(self, slot: int) -> int:
         return len(self._held.get(slot, ()))
@@ -193,7 +187,7 @@ class SmallModel(DraftModel):
 
 
 def sure_token(logits: Logits, end_tokens: Collection[int]) -> int | None:
-    """Return the best token, or None if it ends the output or is not probable enough."""
+    """Return None if the best token ends the output or is not probable enough."""
     best = int(logits.argmax())
     if best in end_tokens or not np.isfinite(logits[best]):
         return None

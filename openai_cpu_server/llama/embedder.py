@@ -28,12 +28,11 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.offload.choice import chosen_places
 
 INPUTS_MAX = SLOTS_MAX
-"""Inputs of one step, each a sequence."""
 
 
 class PoolingContext(OwnedContext):
-    """Computes inputs as isolated sequences. An encoder keeps no cells and needs all inputs at once; a causal
-    model has cells for one step.
+    """Context of isolated sequences. An encoder keeps no cells and needs all inputs at once; a causal model
+    has cells for one step.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class PoolingContext(OwnedContext):
 
 @dataclass(eq=False)
 class LlamaEmbedder:
-    """Not thread-safe except for `interrupt`."""
+    """Owner of model and context. Not thread-safe except for `interrupt`."""
 
     model: Model
     context: PoolingContext
@@ -169,7 +168,7 @@ class LlamaEmbedder:
             return self.context.compute([(token,) * count])
 
     def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
-        """Raises `EmbeddingFailed`; the embedder stays usable."""
+        """Compute rows. Raises `EmbeddingFailed`; the embedder stays usable."""
         most = self.info.max_step_tokens
         assert sum(map(len, inputs)) <= most, f"more than {most} tokens in a step"
         with self.abort.armed():

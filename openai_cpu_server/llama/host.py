@@ -18,8 +18,8 @@ _MOST_LOOKS = 16
 class ComputeThreads:
     """Compute threads, their cores, and their time waiting for these. Shared by all contexts of a thread.
 
-    As many threads as cores are bound to one each, because Linux may put two on one core for seconds
-    (measured: steps of 10 ms took 630). Fewer threads are left to the kernel.
+    As many threads as cores are bound to one each: Linux may put two on one core for seconds (steps of 10 ms
+    took 630).
     """
 
     def __init__(self, most: int, *, may_bind: bool = True, machine: Machine | None = None) -> None:
@@ -31,16 +31,15 @@ class ComputeThreads:
         self._cpus = sorted(usable_cpus())
         self._cores = cores_of(self._cpus)
         self._workers: set[int] = set()
-        """Other compute threads observed so far."""
         self._seen: set[int] = set()
-        """Compute threads observed at any number of threads."""
+        """Compute threads seen at any number of threads."""
         self._looks = 0
         """Since the last change of the number."""
         self._waited_ns: dict[int, int] = {}
-        """Nanoseconds that each thread had waited for a core when first observed."""
+        """Nanoseconds at the first observation."""
         self._is_settled = False
         self._own: Collection[int] | None = None
-        """None if threads are not bound."""
+        """CPUs of the caller's core, or None if threads are not bound."""
 
     def use(self, count: int) -> None:
         assert 1 <= count <= self.most
@@ -64,7 +63,7 @@ class ComputeThreads:
                 _bind(0, self._cpus)
 
     def waits_s(self) -> dict[int, float]:
-        """Seconds that each thread has been ready without a core; {} if unknown.
+        """Seconds ready without a core by thread; {} if unknown.
 
         Else the control group's (PSI) count as the caller's.
         """
@@ -75,7 +74,6 @@ class ComputeThreads:
         return waits_s
 
     def throttled_s(self) -> float:
-        """Seconds that an exhausted CPU quota has stopped all threads."""
         return sum(map(_throttled_s, self._quota_files)) / self.most
 
     def idle_s(self) -> float:
@@ -105,7 +103,7 @@ class ComputeThreads:
             self._place()
 
     def _place(self) -> None:
-        """Bind one thread to each core, or to each hyper-thread if there are as many threads."""
+        """Bind one thread to each core, or to each hyper-thread if there are as many."""
         places = self._cores if self.count == len(self._cores) else [[cpu] for cpu in self._cpus]
         if self.count != len(places):
             return
@@ -115,7 +113,7 @@ class ComputeThreads:
 
 
 def _schedstat(thread: int) -> tuple[int, int] | None:
-    """Nanoseconds that a thread has run and waited, or None if unknown."""
+    """Nanoseconds run and waited, or None if unknown."""
     try:  # not `Path.read_text`, which takes five times as long
         descriptor = os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY)
     except OSError:
@@ -133,12 +131,11 @@ CPUS = Path("/sys/devices/system/cpu")
 
 
 def usable_cpus() -> Collection[int]:
-    """Return the usable hardware threads, () if threads cannot be bound."""
+    """Return () if threads cannot be bound."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else ()
 
 
 def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
-    """Return each core's hyper-threads."""
     cores: dict[object, list[int]] = {}
     for cpu in sorted(cpus):
         folder = topology / f"cpu{cpu}" / "topology"
@@ -148,7 +145,7 @@ def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
 
 
 def _native_threads() -> dict[int, int]:
-    """Nanoseconds that each thread which Python did not start has run."""
+    """Nanoseconds run by each thread which Python did not start."""
     ours = {thread.native_id for thread in threading.enumerate()}
     native = [thread.id for thread in psutil.Process().threads() if thread.id not in ours]
     return {thread: (_schedstat(thread) or (0, 0))[0] for thread in native}
@@ -192,14 +189,11 @@ _MEMORY_LIMITS = {
     "memory.high": "memory.current",
     "memory.limit_in_bytes": "memory.usage_in_bytes",
 }
-"""Limit of a control group's memory -> its usage. Beyond `memory.high` allocations are too slow to be useful.
-"""
+"""Limit -> usage. Beyond `memory.high` allocations are too slow to be useful."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Limits of machine and control groups, read at each call."""
-
     cgroups: Path = Path("/sys/fs/cgroup")
     process: Path = Path("/proc/self")
     topology: Path = CPUS
@@ -207,7 +201,7 @@ class Machine:
     pressure: Path = Path("/proc/pressure/cpu")
 
     def free_memory(self) -> int:
-        """Bytes available without swapping and within the control groups' limits."""
+        """Bytes available without swapping, within the control groups' limits."""
         left = [psutil.virtual_memory().available]
         for group in self._groups("memory"):
             stat = dict(_pairs(group / "memory.stat"))
@@ -222,7 +216,6 @@ class Machine:
         return max(0, min(left))
 
     def total_memory(self) -> int:
-        """Bytes of the machine, or of a lower limit of the control groups."""
         limits = [_number(group / name) for group in self._groups("memory") for name in _MEMORY_LIMITS]
         return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
 
@@ -315,12 +308,10 @@ def _lines(path: Path) -> list[str]:
 
 
 NOISY = 0.15
-"""Measurements are not trusted if other processes take at least this share of the machine."""
+"""Share of the machine from which other processes spoil measurements."""
 
 
 class OtherProcesses:
-    """Other processes' share of all cores since the last call."""
-
     def __init__(self) -> None:
         self._before = _cpu_seconds()
 

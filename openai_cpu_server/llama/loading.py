@@ -47,7 +47,6 @@ logger = logging.getLogger(__name__)
 
 
 def switch_kernels(mode: str, pause: Callable[[], None] = lambda: None) -> Kernels:
-    """Switch on the requested and proved kernels, for all models of this process."""
     native_log()
     return kernels_in_use(mode, libggml, pause)
 
@@ -61,7 +60,7 @@ class WeightsPlan(NamedTuple):
     def open(
         self, options: EngineOptions, on_progress: Callable[[float], None], heads: HeadUse = HeadUse.SKIPPED
     ) -> Model:
-        """Raises `StartupError`. `heads`: use of those that do not draft."""
+        """Load the weights. Raises `StartupError`. `heads`: use of those that do not draft."""
         return Model.open(
             self.header,
             repack=self.layout.repacked,
@@ -94,7 +93,7 @@ class LoadedParts(NamedTuple):
 
 
 def load_model(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> LoadedParts:
-    """Load the model of the options. Raises `StartupError`; then nothing stays loaded.
+    """Load the model. Raises `StartupError`; then nothing stays loaded.
 
     `on_progress`: called with 0 to 1, and may let others compute. After 1 one thread only fills memory.
     """
@@ -117,7 +116,7 @@ def _require_usable(options: EngineOptions) -> None:
 
 
 class _Loader:
-    """Loads a model with its draft model and its projector; `undo` closes each."""
+    """`undo` closes each part."""
 
     def __init__(
         self, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine, undo: ExitStack
@@ -177,9 +176,8 @@ class _Loader:
         )
 
     def _open_model(self, weights: WeightsPlan) -> tuple[Model, WeightsPlan]:
-        """Return the model, without its head if that is damaged.
-
-        llama.cpp takes a file without the head's tensors only if its metadata have no head.
+        """Skip a damaged head. llama.cpp takes a file without the head's tensors only if its metadata have no
+        head.
         """
         try:
             return self._opened(weights, self._on_progress), weights
@@ -263,10 +261,10 @@ class _Loader:
         return self._undo.enter_context(context)
 
     def _probe_state(self, model: Model) -> tuple[int, bool]:
-        """Bytes of a saved state, and True if llama.cpp can keep snapshots for this architecture.
+        """Return a saved state's bytes, and True if llama.cpp can keep snapshots.
 
-        llama.cpp reports the bytes only for a sequence with a state, so a step is begun and aborted, not at
-        position 0, where it would keep no state.
+        The bytes are known only with a state, so a step is begun and aborted; at position 0 it would not keep
+        the state.
         """
         options = ContextOptions(
             kv_cells=kv_size.CELLS_GRANULARITY,

@@ -25,7 +25,6 @@ from openai_cpu_server.llama.grammar.constraints import Allowed
 from openai_cpu_server.llama.model.model import NativeObject
 
 Spelling = Callable[[int], bytes]
-"""Text of a token, also of control tokens."""
 _MOST_EXPONENT = 80.0
 """Larger powers of e would overflow float32."""
 _MORE_TOKENS = 256
@@ -80,7 +79,7 @@ class Adjustments:
 
 
 class _RepeatPenalty:
-    """Factor for tokens among the last n, including the prompt, as in llama.cpp."""
+    """Tokens among the last n, including the prompt, as in llama.cpp."""
 
     def __init__(self, sampling: Sampling, prompt: Iterable[int]) -> None:
         self._penalty = np.float32(REPEAT_PENALTY.nearest(sampling.repeat_penalty))
@@ -107,7 +106,7 @@ class _RepeatPenalty:
 
 
 class _UsagePenalty:
-    """OpenAI's presence and frequency penalties, over the output only."""
+    """OpenAI's penalties, over the output only."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._presence = np.float32(sampling.presence_penalty)
@@ -124,7 +123,7 @@ class _UsagePenalty:
 
 
 class BadWords:
-    """Forbidden sequences of several tokens, over the output only."""
+    """Sequences of several tokens, over the output only."""
 
     def __init__(self, rows: Sequence[tuple[int, ...]]) -> None:
         self._rows = rows
@@ -140,8 +139,7 @@ class BadWords:
 
 
 class DryRepetitions:
-    """Penalties of `llama_sampler_init_dry` for earlier occurrences of the last tokens. Breakers are found by
-    text.
+    """Penalties of `llama_sampler_init_dry`. Breakers are found by text.
 
     Construction takes linear time, a token one pass of numpy.
     """
@@ -243,12 +241,12 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 
 _GROUPS = 64
 _DEPTHS = (8.0, 16.0)
-"""A nucleus is searched this far below the largest logit before all is sorted."""
+"""Distances below the largest logit at which a nucleus is searched before all is sorted."""
 
 
 class Scratch:
-    """Buffers shared by all samplers of a process. Mapping numpy's temporaries takes longer than the
-    arithmetic (docs/measurements.md).
+    """Buffers shared by all samplers. Mapping numpy's temporaries takes longer than the arithmetic
+    (docs/measurements.md).
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -304,9 +302,7 @@ def best_tokens(logits: Logits, count: int) -> Tokens:
 
 
 def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
-    """Return the top-p tokens. Of equal ones at the edge the first are kept. The largest logit must be
-    finite.
-    """
+    """Return the top-p tokens; of equal ones at the edge the first. The largest logit must be finite."""
     weights = scratch.weights(logits)
     wanted = share * float(_block_sums(weights).sum(dtype=np.float64))
     for depth in (*_DEPTHS, math.inf):  # few tokens, so that sorting them is cheap
@@ -353,7 +349,6 @@ class Truncation(NativeObject):
 
 
 def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
-    """Return at least the tokens that the chain keeps, if a parameter cuts."""
     if sampling.top_k is not None:
         tokens = best_tokens(logits, sampling.top_k)
         return tokens[logits[tokens] > _below(logits, _NEGLIGIBLE)] if sampling.typical_p < 1 else tokens
@@ -446,7 +441,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Sampler:
-    """Sampler of one slot: adjustments, then truncation, then the draw. Methods raise `BadLogits`.
+    """Adjustments, then truncation, then the draw. Methods raise `BadLogits`.
 
     If an unconstrained request forbids every token, its output ends with the model's end token, or continues
     with the best token.
@@ -491,7 +486,7 @@ class Sampler:
     def _choose_allowed(self, best: int, logits: Logits, adjusted: Logits, allowed: Allowed) -> int:
         """The grammar overrides adjustments that forbid all it allows.
 
-        Few allowed tokens are taken out of the row; few forbidden ones get no weight, which avoids a copy.
+        Few allowed tokens are taken out of the row; few forbidden ones get no weight, without a copy.
         """
         is_cold = self._sampling.temperature <= 0
         if np.count_nonzero(allowed) <= len(allowed) * _FEW_ALLOWED:
@@ -559,7 +554,6 @@ class Sampler:
 
 
 def within_sigmas(logits: Logits, sigmas: float) -> Logits:
-    """Forbid logits further below the largest than these standard deviations of the finite ones."""
     finite_ones = logits[logits > -np.inf]
     floor = float(logits.max()) - sigmas * float(finite_ones.std(dtype=np.float64))
     return np.where(logits >= np.float32(floor), logits, np.float32(-np.inf))

@@ -89,8 +89,8 @@ class Literals:
     """Stand-ins for names of control tokens, such as `<|im_end|>`, that a user, a tool's result or a web page
     spells.
 
-    The text around a stand-in is tokenised without control tokens. It ends at the template's control tokens,
-    where tokenisers cut anyway, so all other tokens stay the same.
+    Text around them is tokenised without control tokens, up to the template's, where tokenisers cut anyway.
+    So all other tokens stay the same.
     """
 
     def __init__(self, names: ControlNames, marks: re.Pattern[str] | None = None) -> None:
@@ -244,14 +244,12 @@ def _prefill(messages: Sequence[Message]) -> tuple[str, str] | None:
 
 
 Written = Mapping[int, Sequence[int]]
-"""Tokens that the model wrote for a message, by its index."""
+"""Tokens that the model wrote, by index of the message."""
 Render = Callable[[Sequence[Message]], str]
 
 
 @dataclass(frozen=True)
 class MarkedChat:
-    """Rendered conversation, with a mark for each answer that keeps its tokens."""
-
     messages: Sequence[Message]
     text: str
     tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -276,8 +274,7 @@ class MarkedChat:
 
 
 def marked_chat(messages: Sequence[Message], written: Written, render: Render) -> MarkedChat | None:
-    """Return the conversation with the written answers as tokens, or None if the template does not show them
-    plainly.
+    """Return None if the template does not show the written answers plainly.
 
     Templates trim and rewrite answers, so a mark is rendered and replaced.
     """
@@ -321,7 +318,7 @@ def _ends_with(messages: Sequence[Message], role: str) -> bool:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Slices, because single characters would take longer than the rendering."""
+    """Slices are faster than single characters, which would take longer than the rendering."""
     least, most = 0, min(len(one), len(other))
     while least < most:
         middle = (least + most + 1) // 2
@@ -343,13 +340,13 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, object]] = ()
     template: str = ""
-    """Name of a further template, or ""."""
+    """Further template, or ""."""
     written: Written = msgspec.field(default_factory=dict)
     variables: Mapping[str, object] = msgspec.field(default_factory=dict)
     skips_thinking: bool = False
     """True to begin with the answer, if the model has marks for thoughts."""
     most_tokens: int | None = None
-    """Longer prompts are rejected before tokenising."""
+    """Limit that is checked before tokenising."""
     begins_answer: bool = True
     """False to end behind the last message."""
     has_marks: bool | None = None
@@ -361,13 +358,13 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatPromptMaker(Protocol):
-    """Makes the prompts of one model. Takes milliseconds, so do not call it in an event loop."""
+    """Takes milliseconds, so do not call it in an event loop."""
 
     @property
     def has_template(self) -> bool: ...
 
     def prompt(self, conversation: Conversation) -> ChatPrompt:
-        """Raises InvalidRequest, TemplateFailed, PromptFarTooLong."""
+        """Compute the prompt's tokens. Raises InvalidRequest, TemplateFailed, PromptFarTooLong."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -448,8 +445,8 @@ class ChatPrompts:
     def _rendered(
         self, template: PromptTemplate, chat: Conversation, messages: Sequence[Message]
     ) -> ChatText:
-        """If the template rejects or loses a message, write all but plain chat in words. If it does so with a
-        tool, write the tools in words.
+        """Write all but plain chat in words if the template rejects or loses a message; only tools if a tool
+        is the cause.
         """
         shows_thoughts = self.reasoning is not None and self.reasoning.echo is not ReasoningField.NOWHERE
         ways, failures = list[ChatText](), list[TemplateFailed]()
@@ -516,8 +513,8 @@ def whole_prompt(
     add_special: bool = True,
     parse_special: bool = True,
 ) -> tuple[int, ...]:
-    """Encode a prompt of texts and ids, with BOS unless it has it. All texts but the first are one piece of
-    work.
+    """Encode texts and ids, with BOS unless the prompt has it. All texts but the first are one
+    piece of work.
     """
     items = [prompt] if isinstance(prompt, str) else prompt
     texts = [item for item in items if isinstance(item, str)]
@@ -542,7 +539,7 @@ _QUERY, _DOCUMENT = "query 5b1f", "document 5b1f"
 
 
 class RerankTemplate:
-    """For any thread."""
+    """Thread-safe."""
 
     def __init__(self, source: str | PromptTemplate) -> None:
         """`source`: text with `{query}` and `{document}` (llama.cpp), or a chat template with these roles
@@ -572,7 +569,7 @@ class RerankPrompts(Protocol):
     def no(self) -> str: ...
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
-        """Raises TemplateFailed."""
+        """Compute the tokens for each document. Raises TemplateFailed."""
 
 
 class TemplatePrompts:

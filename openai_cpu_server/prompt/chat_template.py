@@ -92,8 +92,6 @@ _LIST_CHANGES = ("append", "insert", "pop")
 
 
 class StepContext(Context):
-    """Contexts of blocks share the steps of the template's."""
-
     def __init__(self, environment: ChatEnvironment, *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, *args, **kwargs)
         self._num_steps_left = environment.max_steps
@@ -110,7 +108,6 @@ class StepContext(Context):
         return frozenset(map(id, _lists_in(self.parent)))
 
     def is_input(self, value: list[object]) -> bool:
-        """Return True for a list that the template did not make itself."""
         return id(value) in (self._root or self)._inputs
 
     def derived(self, locals: dict[str, Any] | None = None) -> StepContext:
@@ -123,8 +120,8 @@ class StepContext(Context):
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """Language of Hugging Face's templates, shared by threads.
 
-    Templates are untrusted: jinja2's sandbox protects our objects, and the bounds stop runaway loops and
-    simple size bombs. Memory is not limited.
+    jinja2's sandbox protects our objects from untrusted templates. The bounds stop runaway loops and simple
+    size bombs, but do not limit memory.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -276,10 +273,8 @@ _TRYING_STEPS = 20_000
 
 
 class ChatTemplate:
-    """For any thread, but not for event loops: rendering takes milliseconds, or seconds for a hostile
-    template.
-
-    Raises StartupError for source that does not compile.
+    """Thread-safe. Rendering takes milliseconds, or seconds for a hostile template. Raises StartupError for
+    bad source.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Conversations as a template can show them: results behind their calls, turns where it accepts them. No text
-is left out.
+"""Conversations as a template can show them, without loss of text: results behind their calls, turns where it
+accepts them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Tools = Sequence[Mapping[str, object]]
 _SYSTEM = ("system", "developer")
 _RESULTS = "Results of the functions:"
 _NO_RESULT = "There is no result."
-"""For calls beside others with results, because templates give those to the calls one by one."""
+"""Stands behind calls beside others with results, because templates give those to the calls one by one."""
 _SILENT = "..."
 """User's text where a template needs a missing turn."""
 _WORD = re.compile("[A-Za-z0-9]{4,64}")
@@ -147,7 +147,7 @@ def adapted(
     *,
     shows_thoughts: bool = False,
 ) -> tuple[list[Message], Tools]:
-    """Return bound messages as the template can show them, and the tools left for it to show. Raises
+    """Return bound messages as the template can show them, and the tools left for it. Raises
     InvalidRequest.
     """
     calls = None if form.replaces_template else shape.calls
@@ -319,7 +319,6 @@ def _results_turn(results: Sequence[Message]) -> Message:
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
-    """An answer joins the calls directly behind it, too."""
     turns: list[Message] = []
     for message in messages:
         joins = bool(turns) and turns[-1]["role"] == message["role"] != "tool" and not _calls(turns[-1])

@@ -1,6 +1,4 @@
-"""Ollama's templates, which are Go's (`text/template`): fields, variables, `if`, `range`, `with`, pipelines,
-functions.
-"""
+"""Ollama's templates, which are Go's (`text/template`), with some functions."""
 
 from __future__ import annotations
 
@@ -139,7 +137,7 @@ class GoTemplate:
 
 
 _FIELDS = {"system": "System", "user": "Prompt", "assistant": "Response"}
-"""For templates that write one turn."""
+"""Variables of templates that write one turn."""
 _NO_MORE = {"Thinking": "", "ToolCalls": [], "ToolName": "", "ToolCallID": "", "Images": []}
 
 

@@ -31,7 +31,6 @@ class ReasoningFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Stands before anything but the answer, such as calls."""
     answer_end: str = ""
     gap: str = "\n\n"
-    """Written by models before the answer."""
     efforts: tuple[str, ...] = ()
     """Levels of a model that cannot stop thinking, or ()."""
     levels: tuple[str, ...] = ()
@@ -41,7 +40,6 @@ class ReasoningFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def empty(self) -> str:
-        """Empty thoughts, at the end of a prompt that forbids thinking."""
         return f"{self.begin}\n\n{self.end}{self.gap}{self.answer_begin}"
 
 
@@ -59,12 +57,11 @@ def reasoning_format_for(template: PromptTemplate) -> ReasoningFormat | None:
 
 
 class ThinkingStage(enum.Enum):
+    """End of a prompt relative to the thoughts."""
+
     BEFORE = "before"
-    """Thoughts or the answer may come."""
     WITHIN = "within"
-    """The prompt has opened the thoughts."""
     BEHIND = "behind"
-    """The thoughts are closed, or the answer has begun."""
 
 
 def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
@@ -78,9 +75,7 @@ def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
 
 
 def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: ReasoningFormat) -> str:
-    """Return what a begun answer adds to a prompt. Text alone is behind the thoughts; thoughts alone
-    continue.
-    """
+    """Put text alone behind the thoughts; thoughts alone continue."""
     if form.begin in content or form.end in content:  # marks in the text are intended
         return content
     if not reasoning and (not content or stage is not ThinkingStage.WITHIN):

@@ -23,7 +23,6 @@ class CallShape(NamedTuple):
     no_content: bool = False
     """Content is None, not "", in a message without text."""
     one_by_one: bool = False
-    """True if a message may have only one call."""
     text_apart: bool = False
 
 
@@ -46,7 +45,7 @@ class TemplateShape(msgspec.Struct, frozen=True):
     """Users and answers must alternate, a user first. Calls do not count."""
     takes_empty: bool = True
     calls: CallShape | None = None
-    """None if calls or results are not shown."""
+    """Shape, or None if calls or results are not shown."""
 
 
 def to_json(value: object) -> str:
@@ -57,11 +56,7 @@ def to_json(value: object) -> str:
 def template_messages(
     messages: Sequence[Message], *, as_parts: bool = False, shape: CallShape | None = None
 ) -> list[dict[str, object]]:
-    """Return the messages as templates expect them. Raises InvalidRequest.
-
-    `developer` becomes `system`, content is joined, arguments take the form of `shape`, fields of None are
-    dropped.
-    """
+    """Write `developer` as `system`, join content, drop fields of None. Raises InvalidRequest."""
     shape = shape or CallShape()
     return [_message(message, f"messages[{i}]", as_parts, shape) for i, message in enumerate(messages)]
 
@@ -120,7 +115,7 @@ def _tool_call(call: object, shape: CallShape) -> object:
 
 
 def arguments_object(arguments: object) -> Mapping[str, object]:
-    """Blank text and null become {}, and other values, such as cut JSON, get the name `arguments`."""
+    """Blank text and null become {}; other values, such as cut JSON, get the name `arguments`."""
     parsed = _parsed(arguments) if isinstance(arguments, str) else arguments
     if isinstance(parsed, Mapping):
         return parsed
@@ -154,7 +149,7 @@ class PromptTemplate(Protocol):
         add_generation_prompt: bool = True,
         extra: Mapping[str, object] | None = None,
     ) -> str:
-        """Raises TemplateFailed."""
+        """Write the prompt's text. Raises TemplateFailed."""
 
 
 def tried(rendering: Callable[[], str]) -> str:
@@ -165,5 +160,4 @@ def tried(rendering: Callable[[], str]) -> str:
 
 
 def fim_tokens(prefix: Sequence[int], suffix: Sequence[int], fim: FimTokens) -> tuple[int, ...]:
-    """Order the prompt as prefix, suffix, middle, so that the model generates the middle."""
     return (fim.prefix, *prefix, fim.suffix, *suffix, fim.middle)

@@ -25,15 +25,15 @@ from openai_cpu_server.storage.private_files import claim, replacing
 Bytes = npt.NDArray[np.uint8]
 
 _SPARE_BYTES = 64 * 2**20
-"""Memory of dropped blocks for new ones, because faulting in fresh memory takes six times as long as copying
-into it.
+"""Memory of dropped blocks for new ones. Faulting in fresh memory takes six times as long as
+copying into it.
 """
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _PAGE = 4096
 _HUGE_PAGE = 2 * 2**20
 _SMALL = 32
-"""Blocks of less than this part of a huge page have small pages, because a slab would waste more."""
+"""Smaller parts of a huge page have small pages, because a slab would waste more."""
 
 
 class _Slab(NamedTuple):
@@ -83,12 +83,12 @@ class BlockStore:
     def __init__(self) -> None:
         self._blocks: dict[int, SavedCells] = {}
         self._spares: OrderedDict[int, list[Bytes]] = OrderedDict()
-        """By number of bytes, the most recently requested last."""
+        """Freed memory by number of bytes, the most recently requested last."""
         self.spare_bytes = 0
         self._untouched: dict[int, list[Bytes]] = {}
-        """By number of bytes."""
+        """Blocks without memory, by number of bytes."""
         self._slabs: dict[int, _Slab] = {}
-        """By address of each block."""
+        """Mapping that each block's address belongs to."""
 
     def allocate(self, num_bytes: int) -> Bytes:
         if not num_bytes:
@@ -115,7 +115,7 @@ class BlockStore:
         return self._blocks[number]
 
     def drop(self, number: int) -> None:
-        """Free a block, and keep its memory for the next one of its size, within a limit."""
+        """Keep the block's memory for the next one of its size, within a limit."""
         data = self.get(number).data
         del self._blocks[number]
         if not data.flags.writeable:
@@ -131,7 +131,6 @@ class BlockStore:
                 del self._spares[size]
 
     def _return(self, block: Bytes) -> None:
-        """Return the memory, but not its addresses, to the system."""
         slab = self._slabs.get(block.ctypes.data)
         if slab is None or slab.pages is None:
             return
@@ -153,7 +152,7 @@ _HEAD = struct.Struct("<8sIIQQQ")
 _SEALED_FROM = 16
 """First byte of the head under the checksum."""
 _SYNC_BYTES = 64 * 2**20
-"""Synced now and then, because else all data would be written when time is up."""
+"""Written bytes between syncs, because else all data would be written when time is up."""
 _FREE_SHARE = 0.5
 """Share of the free disk space for a limited file."""
 
@@ -192,10 +191,9 @@ class _Index(msgspec.Struct, frozen=True):
 def write_cache_file(
     path: Path, fingerprint: str, blocks: Iterable[StoredBlock], limit: CacheFileLimit | None = None
 ) -> int:
-    """Write blocks up to the limit, and return their number.
+    """Return the number of blocks written, up to the limit. Raises OSError and leaves the old file unchanged.
 
-    The index comes last, so that writing can stop at any block. Raises OSError and leaves the old file
-    unchanged.
+    The index comes last, so that writing can stop at any block.
     """
     with replacing(path) as file:
         file.write(bytes(_PAGE))
@@ -228,9 +226,10 @@ def _written(file: BinaryIO, blocks: Iterable[StoredBlock], limit: CacheFileLimi
 
 
 def read_cache_file(path: Path, fingerprint: str) -> tuple[list[StoredBlock], int]:
-    """Return views of the mapped file, parents first, and the number of damaged blocks and their descendants.
+    """Return views of the mapped file, parents first, and the number of lost blocks. Raises OSError or
+    `BadCacheFile`.
 
-    The file must be this user's, because native code trusts the cells. Raises OSError or `BadCacheFile`.
+    The file must be this user's, because native code trusts the cells.
     """
     with path.open("rb") as file:
         claim(path, file.fileno())

@@ -41,7 +41,7 @@ class SlotSequences(NamedTuple):
     """llama.cpp's sequence ids of a slot: its number, and that of its guard.
 
     llama.cpp reuses a cell that a window has passed if exactly one sequence owns it. The guard is a second
-    owner, for other sequences with the same prefix and for rollback.
+    owner.
     """
 
     num_guarded: int = 0
@@ -128,7 +128,6 @@ class PlacedRows(NamedTuple):
     places: npt.NDArray[np.int32]
     """(4, rows): positions in each dimension of the model."""
     is_whole: bool = False
-    """True if the rows attend to all of themselves."""
 
 
 class RowBatch(NativeBatch):
@@ -187,7 +186,6 @@ def _wants(span: Span) -> list[int]:
 
 
 def _rows(span: Span, first: int) -> OutputRows:
-    """The sample uses the last token's row, which may also be a target's."""
     scored = len(span.targets)
     sampled = first + min(scored, len(span.tokens) - 1)
     end = sampled + 1 + len(span.draft) if span.sample else sampled
@@ -197,8 +195,8 @@ def _rows(span: Span, first: int) -> OutputRows:
 class AbortSwitch:
     """Abort callback of llama.cpp without the GIL: the C library's `strlen` of a text of length 0 or 1.
 
-    llama.cpp calls it between graph nodes. A press counts for the running or else the next step, if that is
-    armed. Pressed after a step has ended, it hits the next one, which is then computed again.
+    A press counts for the running or else the next step, if armed. After the last node it hits the next step,
+    which is then computed again.
     """
 
     def __init__(self) -> None:
@@ -221,7 +219,6 @@ class AbortSwitch:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Delay a press until the computations inside are complete."""
         self._set(held=True)
         try:
             yield
@@ -245,8 +242,6 @@ _NO_POSITION = 2**31 - 2
 
 
 class SlotContent(enum.IntEnum):
-    """llama.cpp's flags."""
-
     CELLS = 0
     STATE = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
@@ -271,7 +266,7 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """States before the last tokens of each sequence, for rollback."""
     batch_tokens: int
     outputs: int
-    """Rows of logits of a step; llama.cpp requires one per sequence id."""
+    """Rows of logits; llama.cpp requires one per sequence id."""
     threads: int
     threads_batch: int
     flash_attention: bool
@@ -299,9 +294,9 @@ class OwnedContext(NativeObject):
         self._abort = abort
         self.compute_threads = compute_threads
         self._threads = int(params.n_threads), int(params.n_threads_batch)
-        """For one token, and for more."""
+        """Threads for one token, and for more."""
         self._memory = llama_cpp.llama_get_memory(handle)
-        """None if the context keeps no cells."""
+        """Handle, or None if the context keeps no cells."""
         self._returns_early = model.places.uses_device
         """A device computes on after llama.cpp's calls return."""
 
@@ -310,7 +305,6 @@ class OwnedContext(NativeObject):
         return self._threads[0]
 
     def _run(self, function: Callable[..., int], batch: NativeBatch) -> int:
-        """Return llama.cpp's code: 0, 2 if interrupted, or that of a failure."""
         one, more = (min(most, self.compute_threads.count) for most in self._threads)
         llama_cpp.llama_set_n_threads(self.handle, one, more)
         with self.compute_threads.computing():
@@ -381,7 +375,7 @@ class Context(OwnedContext):
         return _view(llama_cpp.llama_get_logits(self.handle), rows, self._vocab_size)
 
     def give_hidden_rows(self, *, of_outputs: bool, is_on: bool = True) -> None:
-        """Compute hidden rows of outputs, or of all tokens, from the next decode on."""
+        """Take effect from the next decode on."""
         head_library().llama_set_embeddings_nextn(self.handle, is_on, of_outputs)
 
     def use_head(self, number: int) -> None:
@@ -403,7 +397,6 @@ class Context(OwnedContext):
             raise DecodeFailed(f"llama.cpp does not take an adapter (code {code}).")
 
     def free_slot(self, slot: int) -> None:
-        """Remove the slot's cells and state, which never fails."""
         for sequence in self.sequences.of(slot):
             llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, -1, -1)
 
@@ -422,9 +415,7 @@ class Context(OwnedContext):
                 )
 
     def share(self, source: int, slot: int, start: int, end: int) -> None:
-        """Let `slot` also hold cells start .. end-1 of `source`, and its state, which is copied when it
-        changes.
-        """
+        """Let `slot` also hold cells start .. end-1 of `source`, and its state, which is copied on change."""
         if self.copies_whole:
             start = end = -1
         for sequence in self.sequences.of(slot):

@@ -38,10 +38,10 @@ class EncoderFacts(msgspec.Struct, frozen=True):
 
     @property
     def miscounted_rows(self) -> tuple[int, int] | None:
-        """Rows that llama.cpp makes of 30 seconds of sound, and rows that it expects, if these differ and it
-        aborts.
+        """Rows that llama.cpp makes of 30 seconds of sound, and rows that it expects, if it aborts because
+        these differ.
 
-        It rounds up to whole rows as if their length were a power of two.
+        It rounds up as if their length were a power of two.
         """
         stacked, width = self.stacked or 1, self.width or 0
         if self.kind not in _STACKING or stacked <= 1 or width < 1:

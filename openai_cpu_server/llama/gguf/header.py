@@ -22,14 +22,13 @@ _STRING, _ARRAY = 8, 9
 FLOAT32 = 6
 """GGUF's type number."""
 _LONGEST_KEPT_ARRAY = 4096
-"""Arrays about layers are shorter, those of the vocabulary longer."""
 _WINDOW = 2**20
 _LENGTH = struct.Struct("<Q")
 _MOST_PAIRS = 1 << 16
 _MOST_STRINGS = 1 << 23
 _LONGEST_KEY = (1 << 16) - 1
 _LONGEST_STRING = 1 << 26
-"""Far above any model's, because a reader that trusts damaged counts reads the whole file."""
+"""Far above any model's. A reader that trusts damaged counts reads the whole file."""
 
 
 class SkippedArray(msgspec.Struct, frozen=True):
@@ -45,9 +44,7 @@ Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], Skippe
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a GGUF file behind its magic. It is not mapped, because reading a mapped file after its truncation
-    kills the process.
-    """
+    """Open a GGUF file behind its magic. Mapped, its truncation would kill the process."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -113,7 +110,6 @@ class GgufReader:
         return self._window[at : at + length].decode("utf-8", errors)
 
     def strings(self, count: int, errors: str) -> Iterator[str]:
-        """Most strings are read without a call for each."""
         length_of = _LENGTH.unpack_from
         while count:
             at = self._reach(_LENGTH.size)
@@ -203,8 +199,6 @@ _ANY_WIDTH = 1 << 16
 
 
 class GgufHeader:
-    """Scalars, strings and short numeric arrays by key."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         with opened(path) as file:
@@ -435,9 +429,9 @@ ENCODERS = frozenset(
         "nomic-bert-moe",
     )
 )
-"""Architectures for which llama.cpp keeps no cells."""
+"""Architectures without cells."""
 _EMBEDDING_ARCHITECTURES = ENCODERS | {"llama-embed", "t5encoder"}
-"""Architectures without a head for the next token, or not trained for it."""
+"""Architectures without a trained head for the next token."""
 
 
 def pooling_type(header: GgufHeader) -> int | None:

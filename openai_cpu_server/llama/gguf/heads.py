@@ -60,7 +60,6 @@ class PredictionHead(NamedTuple):
     kind: HeadKind
     num_heads: int
     is_cut: bool
-    """See `_Support`."""
 
     @property
     def num_layers(self) -> int:
@@ -120,7 +119,7 @@ def _require_tensors(head: PredictionHead) -> None:
 
 
 def head_pattern(header: GgufHeader) -> str | None:
-    """Return a regular expression for the heads' tensors, or None without heads."""
+    """Return a regular expression for the heads' tensors, or None."""
     end = layer_count(header)
     layers = "|".join(map(str, range(end - head_count(header), end)))
     return rf"^blk\.({layers})\." if layers else None
@@ -147,7 +146,7 @@ def require_model(header: GgufHeader) -> None:
 
 
 def why_unfit(head: PredictionHead, model: GgufHeader) -> str | None:
-    """Return why a head in its own file does not fit a model, or None."""
+    """Return None if the head in its own file fits the model."""
     own = head.header
     wanted = _MODEL_OF_ASSISTANT.get(own.architecture, own.architecture)
     if model.architecture != wanted:
@@ -183,7 +182,6 @@ def layer_count(header: GgufHeader) -> int:
 
 
 def _bytes_of_token(header: GgufHeader, first: int, end: int) -> float:
-    """Bytes that one token of these layers reads, with the output matrix."""
     used = header.arch_int("expert_used_count") or 1
     share = used / max(used, header.arch_int("expert_count") or 1)
     tensors = model_tensors(header)

@@ -33,7 +33,7 @@ class Importance(NamedTuple):
 
     path: Path
     columns: dict[str, Floats]
-    """By tensor, experts concatenated."""
+    """Means by tensor, experts concatenated."""
     num_chunks: int | None
 
 
@@ -90,7 +90,7 @@ def _means(sums: Floats, counts: Floats) -> Floats:
 
 
 def _from_legacy(path: Path, data: bytes) -> Importance:
-    """Raises `struct.error` or `ValueError` on other data."""
+    """Parse the old format. Raises `struct.error` or `ValueError` on other data."""
     file = io.BytesIO(data)
 
     def number() -> int:
@@ -128,15 +128,13 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     is_copy: bool = False
     is_pure: bool = False
-    """True: all tensors get one type."""
     keeps_output: bool = False
     output_type: int | None = None
-    """None for llama.cpp's choice."""
+    """`ggml_type`, or None for llama.cpp's choice."""
     embedding_type: int | None = None
     tensor_types: tuple[tuple[str, int], ...] = ()
     """Pairs of a regular expression and a `ggml_type`; the first match decides."""
     importance: str | None = None
-    """Path of an importance matrix."""
     allows_requantising: bool = False
     keeps_parts: bool = False
     """True: as many files as the source."""
@@ -151,7 +149,7 @@ class PlannedTensor(msgspec.Struct, frozen=True):
 
 
 class TypeFallback(msgspec.Struct, frozen=True):
-    """Tensor whose rows are not a multiple of the wanted type's blocks."""
+    """Rows are not a multiple of the wanted type's blocks."""
 
     name: str
     columns: int
@@ -167,7 +165,7 @@ class QuantizePlan(msgspec.Struct, frozen=True):
 
 
 def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
-    """Raises `QuantizeFailed`."""
+    """Run a dry run. Raises `QuantizeFailed`."""
     transcript = _Transcript(lambda number: None)
     _run(source, Path(os.devnull), options, transcript, dry_run=True)
     return QuantizePlan(
@@ -183,7 +181,7 @@ def write_quantized(
     """Write `target`, a prefix if there are several parts. Raises `QuantizeFailed`, and may leave an
     unfinished file.
 
-    `on_tensor`: called with the number of each tensor, from 1.
+    `on_tensor`: called with numbers from 1.
     """
     _run(source, target, options, _Transcript(on_tensor), dry_run=False)
 
@@ -203,8 +201,6 @@ def _run(
 
 
 class _NativeParams:
-    """Native struct and everything it points to."""
-
     def __init__(self, options: QuantizeOptions, importance: Importance | None) -> None:
         self.params = params = llama_cpp.llama_model_quantize_default_params()
         params.ftype = options.file_type
@@ -248,7 +244,7 @@ class _Transcript:
 
     def __init__(self, on_tensor: Callable[[int], None]) -> None:
         self.tensors: list[PlannedTensor] = []
-        """In a real run `target` equals `source`."""
+        """Planned types; in a real run `target` equals `source`."""
         self.fallbacks: list[TypeFallback] = []
         self.needs_importance = False
         self.failure: str | None = None

@@ -27,7 +27,6 @@ _ALL = {"top_k": 0, "repeat_last_n": COUNT.most}
 
 
 def sampling_in_file(header: GgufHeader, *, but: Collection[str] = ()) -> dict[str, int | float]:
-    """Return the values by the contract's names."""
     values: dict[str, int | float] = {}
     for key, (name, bounds) in _VALUES.items():
         read = header.get_int if isinstance(bounds, WholeBounds) else header.get_float

@@ -189,7 +189,7 @@ class AdapterFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def open(cls, path: Path, model: GgufHeader) -> AdapterFile:
-        """Raises `AdapterFailed` for all that llama.cpp rejects, crashes on, or ignores."""
+        """Check an adapter. Raises `AdapterFailed` for all that llama.cpp rejects, crashes on, or ignores."""
         try:
             header = GgufHeader(path)
             _check_kind(header, model)

@@ -25,8 +25,9 @@ _SLICES = (
     *(f"{_PLAIN}{{1,{length}}}" for length in (10, 14, 20, 30)),
     f"{_PLAIN}+",
 )
-"""Languages whose tokens a mask takes as a whole. llguidance's own lack 14 and 20: masks of a bounded string
-take 300 us instead of 60 where 13 to 29 characters remain.
+"""Languages whose tokens a mask takes as a whole. llguidance's own lack 14 and 20.
+
+Masks of a bounded string would take 300 us instead of 60 where 13 to 29 characters remain.
 """
 _SPECIAL = b"\xff"
 
@@ -58,7 +59,7 @@ def _trie_bytes(vocabulary: Vocabulary) -> Iterator[bytes]:
 
 
 def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """Raises `ConstraintFailed`."""
+    """Return a matcher at the grammar's start. Raises `ConstraintFailed`."""
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=PARSER_LIMITS)
     if matcher.is_error():
         logger.debug("llguidance: %s", matcher.get_error())
@@ -67,9 +68,9 @@ def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def grammar_trial(vocabulary: Vocabulary) -> Callable[[str], None]:
-    """Return a function that compiles a grammar and computes its first allowed tokens.
+    """Return a function that compiles a grammar and computes its first mask. Both raise InvalidRequest.
 
-    It must not outlive the vocabulary. Both raise InvalidRequest.
+    It must not outlive the vocabulary.
     """
     try:
         tokenizer = grammar_tokenizer(vocabulary, for_many_masks=False)

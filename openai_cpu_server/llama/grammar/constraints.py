@@ -54,10 +54,10 @@ Allowed = npt.NDArray[np.bool_]
 _PATIENCE_S = 2.0
 """CPU seconds for one output: ten times those of a long output under a large schema."""
 _PATIENCE_PER_TOKEN_S = 0.003
-"""Added for each token of an output with items that must differ. Trying one ahead takes 0.4 to 2.8 ms."""
+"""Added for each token if items must differ. Trying one ahead takes 0.4 to 2.8 ms."""
 NO_OTHER_ITEM = "The list needs more items, and none can differ from the others."
 _SLOW_S = 0.02
-"""After a mask that took this long, other sequences do not wait for the next."""
+"""Time of a mask behind which other sequences do not wait for the next."""
 
 
 class ModelTokens:
@@ -79,11 +79,10 @@ class ModelTokens:
 
 
 class ConstrainedOutput:
-    """One output: thoughts, the opening, free text until a trigger, the grammar, each optional. Not
-    thread-safe.
+    """Thoughts, the opening, free text until a trigger, the grammar, each optional. Not thread-safe.
 
-    Forced tokens are found immediately after each token, so sampled, forced and replayed tokens have the same
-    result. Methods raise `ConstraintFailed` at the grammar's limits.
+    Forced tokens are found immediately, so that sampled, forced and replayed tokens have the same result.
+    Methods raise `ConstraintFailed` at the grammar's limits.
     """
 
     def __init__(
@@ -99,16 +98,15 @@ class ConstrainedOutput:
         self._tokens = tokens
         self._constraint = constraint
         self._thoughts = _thoughts(constraint)
-        """None once the answer has begun."""
+        """Parser of thoughts; None once the answer has begun."""
         self._items = ListItems() if CAPTURE in (constraint.grammar or "") else None
-        """Lists whose items must differ; None if the grammar has none."""
+        """Open lists, or None if no items must differ."""
         self._trials = new_trials()
         self._search = TriggerSearch(constraint.triggers) if constraint.triggers else None
-        """None once the grammar has begun."""
+        """Search for a trigger; None once the grammar has begun."""
         self._forced: deque[int] = deque()
         """Tokens not in the output yet, but already consumed by matcher and search."""
         self._allowed: Allowed | None = None
-        """Mask of the next token, if computed."""
         self._spent_s = 0.0
         self._mask_s = 0.0
         if self._thoughts is None:
@@ -126,7 +124,6 @@ class ConstrainedOutput:
         return self._mask_s > _SLOW_S
 
     def take_forced(self) -> tuple[int, ...]:
-        """Return the forced tokens, which are now in the output."""
         forced = tuple(self._forced)
         self._forced.clear()
         return forced
@@ -135,7 +132,7 @@ class ConstrainedOutput:
         return self._forced.popleft()
 
     def allowed(self) -> Allowed | None:
-        """Return the mask of the next token, which must not be forced, or None for all."""
+        """Return None if the next token may be any. It must not be forced."""
         assert not self._forced, "the next token is forced"
         matcher = self._active_matcher
         if matcher is None:
@@ -150,8 +147,8 @@ class ConstrainedOutput:
     def takes(self, token: int) -> bool:
         """Return False for an allowed token with which the output cannot continue.
 
-        Such a token ends thoughts or a trigger with text against the grammar, ends the output before a
-        required answer, or repeats an item.
+        It ends thoughts or a trigger with text against the grammar, ends the output before a required answer,
+        or repeats an item.
         """
         if self._matcher is None:
             return True
@@ -191,7 +188,7 @@ class ConstrainedOutput:
             return must + num_valid
 
     def masked_draft(self) -> MaskedDraft | None:
-        """Return masks for a draft, or None in free text and where they are slow or items must differ.
+        """Return None in free text and where masks are slow or items must differ.
 
         A matcher that was taken back keeps its captures.
         """
@@ -333,7 +330,7 @@ class MaskedDraft:
 
 
 def _thoughts(constraint: Constraint) -> ReasoningTracker | None:
-    """Raises `ConstraintFailed` if the grammar's beginning is ambiguous."""
+    """Create the parser of thoughts. Raises `ConstraintFailed` if the grammar's beginning is ambiguous."""
     thinking = constraint.thinking
     if thinking is None:
         return None
@@ -398,8 +395,6 @@ _THREADS = 2
 
 
 class Constraints:
-    """Owner of the tokenizer and of compiled grammars."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         """A thread reads the vocabulary, which must live until `close`."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
@@ -410,7 +405,6 @@ class Constraints:
         self._grammars = CompiledGrammars()
 
     def wait_until_ready(self) -> None:
-        """Requests without constraints do not need end tokens."""
         self._tokens.exception()
 
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:

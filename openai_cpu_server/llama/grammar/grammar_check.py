@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _END = BYTES_AND_END - 1
 _TOKENS = 64
-"""For control tokens named by a grammar."""
+"""Numbers for control tokens named by a grammar."""
 
 
 class _Bytes:
@@ -39,7 +39,7 @@ _ENDS_OF_ITEMS = frozenset(b'"0,]} \t\r\nel')
 """Last bytes of items, and bytes behind numbers."""
 _BLANKS = re.compile(rb'("(?:[^"\\]|\\.)*"?)|\s+', re.DOTALL)
 _NOT_NULL = re.compile(rb"[^\0]")
-"""Bytes of a mask that allow tokens, without numpy, which readers need not load."""
+"""Bytes of a mask that allow tokens. Readers need not load numpy."""
 _TAIL = 64
 """Bytes of an item by which its end is found in the output."""
 
@@ -78,9 +78,8 @@ class ListItems(msgspec.Struct, frozen=True):
     _tail: bytes = b""
 
     def behind(self, text: bytes, matcher: LLMatcher) -> ListItems | None:
-        """Return the lists behind a token, or None if an item is in its list already.
-
-        `matcher`: it has consumed the token, and was never taken back.
+        """Return None if an item is in its list already. `matcher` has consumed the token, and was never
+        taken back.
         """
         lists = [each.behind(text) for each in self.lists]
         output, end = self._tail + text, len(self._tail)
@@ -131,7 +130,7 @@ class ListItems(msgspec.Struct, frozen=True):
 
 
 _MOST_TOKENS = 2_000
-"""With more allowed tokens, one of them makes an item differ."""
+"""Allowed tokens of which one surely makes an item differ."""
 _MOST_TRIALS = 120
 """Tokens tried behind others for one place of the output, some 0.5 ms each."""
 
@@ -189,7 +188,7 @@ def _without_blanks(text: bytes) -> bytes:
 
 
 def _end_of(item: bytes, output: bytes, size: int) -> int:
-    """Return where an item ends, in the output or as many bytes behind it as are missing."""
+    """Count missing bytes behind the output."""
     for end in range(size, len(output) + len(item)):
         there = item[: len(item) - max(0, end - len(output))]
         if output[:end].endswith(there[-min(_TAIL, end) :]):
@@ -198,7 +197,6 @@ def _end_of(item: bytes, output: bytes, size: int) -> int:
 
 
 def _comparable(value: object) -> object:
-    """Return equal objects for equal JSON values alone."""
     if isinstance(value, dict):
         return frozenset((name, _comparable(each)) for name, each in value.items())
     if isinstance(value, list):

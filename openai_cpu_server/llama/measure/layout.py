@@ -1,4 +1,4 @@
-"""Layout of a model's weights: repacked by ggml, or as in the file, for our kernels.
+"""Layout of weights: repacked by ggml, or as in the file, for our kernels.
 
 The choice is stored, so that a replacement engine computes the same bits.
 """
@@ -37,7 +37,7 @@ _MOST_ROUNDS, _LEAST_ROUNDS, _TILE_ROUNDS = 7, 2, 5
 _BUDGET_S = 0.4
 _CLEARLY = 0.95
 """Largest share of the time at which another layout is chosen, because repacking delays the start and takes
-unmapped memory.
+memory.
 """
 _LEAST_OUTPUTS = 64
 _EMBEDDING, _OUTPUT, _OF_EXPERTS = "token_embd.weight", "output.weight", "_exps.weight"
@@ -54,9 +54,9 @@ class LayoutKey(MeasurementKey, frozen=True, kw_only=True):
 def chosen_layout(
     options: EngineOptions, header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
 ) -> WeightLayout:
-    """Return the layout of the options, else the stored one, else the faster one.
+    """Return the layout of the options, else the stored or the faster one.
 
-    It is measured at the first load; without a folder to store it, weights stay unchanged.
+    Without a folder to store it, weights stay unchanged.
     """
     layout = None
     if options.cost_dir is not None:
@@ -77,7 +77,6 @@ def chosen_layout(
 
 
 def use_layout(layout: WeightLayout, kernels: Kernels) -> None:
-    """Apply the choice of kernels, for all models of this process."""
     if kernels.products.is_on:
         _library().leave([kind.number for kind in TENSOR_TYPES.values() if kind.name in layout.left_to_ggml])
     if kernels.tiles.is_on:
@@ -118,21 +117,18 @@ class _Group(NamedTuple):
 
 
 class ProductTimes(NamedTuple):
-    """Seconds for the products of one group by tokens."""
-
     type: str
     ours: Mapping[int, float] | None
-    """None if our kernel leaves them to ggml."""
+    """Times, or None if our kernel leaves them to ggml."""
     ggml: Mapping[int, float]
     repacked: Mapping[int, float] | None
-    """None if ggml does not repack them."""
+    """Times, or None if ggml does not repack them."""
     are_experts: bool = False
     tile_speeds: Mapping[int, float] | None = None
     """Rows -> speed of tiles relative to our other kernel, or to ggml's; None if they are off."""
 
 
 def least_tile_rows(speeds: Mapping[int, float]) -> int | None:
-    """Return the number of rows from which on tiles are faster."""
     least = None
     for rows, speed in sorted(speeds.items(), reverse=True):
         if speed <= 1:
@@ -142,7 +138,6 @@ def least_tile_rows(speeds: Mapping[int, float]) -> int | None:
 
 
 def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
-    """Choose the kernel for plain weights, type by type, and then plain or repacked weights."""
     by_type = defaultdict(list)
     for group in groups:
         by_type[group.type].append(group)

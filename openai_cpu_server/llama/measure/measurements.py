@@ -1,4 +1,4 @@
-"""Measurements on disk, under the facts that they depend on."""
+"""Measurements on disk, by their conditions."""
 
 from __future__ import annotations
 
@@ -84,7 +84,6 @@ logger = logging.getLogger(__name__)
 
 class MeasurementKey(msgspec.Struct, frozen=True, kw_only=True):
     VERSION: ClassVar[int]
-    """Version of the method."""
     version: int
     model: ModelFacts
     machine: MachineFacts
@@ -135,7 +134,7 @@ class Measured(Generic[K, V]):
         return value if stored_key == key and self.is_sane(value) else None
 
     def of_model(self, model: Path) -> list[tuple[K, V]]:
-        """Return this model's measurements here, newest first."""
+        """Newest first."""
         conditions = self.key_type.VERSION, ModelFacts.of(model), MachineFacts.here()
         found = []
         for path in self.folder.glob(f"{self._kind}-*.json"):
@@ -183,7 +182,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     flash_attention: bool
 
     def applied(self, options: EngineOptions, fixed: Collection[str] = ()) -> EngineOptions:
-        """Return the options with this profile, except for the `fixed` ones."""
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in fixed}
         return msgspec.structs.replace(options, **values)
 
@@ -193,7 +191,7 @@ class ProfileKey(MeasurementKey, frozen=True, kw_only=True):
 
 
 def load_profile(model: Path, cache_dir: Path) -> Profile | None:
-    """Return None if the model was not tuned on this machine."""
+    """Return None if the model was not tuned here."""
     try:
         key = ProfileKey.here(model)
     except StartupError:

@@ -118,7 +118,7 @@ class Probe:
 
 
 CONTEXT = 1024
-"""Most cells of the context, which takes most of the time."""
+"""Most cells."""
 _CONTEXT_SHARE = 0.75
 """Share of the time after which the context must be computed."""
 _STEP = TILE_TOKENS
@@ -145,7 +145,6 @@ class Stopwatch:
         self._used_s += self.clock() - self._since
 
     def allows(self, ms: float, share: float = 1.0) -> bool:
-        """Return True if `ms` more fit into this share."""
         used_s = self._used_s + self.clock() - self._since
         self.on_progress(min(used_s / self.budget_s, 1.0))
         return used_s + ms / 1000 <= share * self.budget_s

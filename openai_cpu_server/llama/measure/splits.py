@@ -1,4 +1,4 @@
-"""Race of the splits that fit on a device, measured once.
+"""Race of the splits that fit on a device.
 
 Each attempt is recorded before, because some drivers end the process when memory runs out; the next start
 skips such a split.
@@ -28,7 +28,7 @@ from openai_cpu_server.llama.offload.split import Split, SplitKind, SplitPlanner
 logger = logging.getLogger(__name__)
 
 _BUDGET_S = 120.0
-"""After this time only the CPU alone is still measured, because it must be compared."""
+"""Seconds after which only the CPU alone is still measured, for comparison."""
 _CLEARLY = 0.97
 """Largest share of the first choice's time at which another split is chosen."""
 _MOST_TRIES = 2
@@ -40,7 +40,7 @@ _NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 class SplitKey(MeasurementKey, frozen=True, kw_only=True):
-    """Conditions of measured splits, without the device's free memory: each start computes how much fits."""
+    """Conditions without the device's free memory, because each start computes how much fits."""
 
     VERSION = 2
     device: str
@@ -81,9 +81,7 @@ class SplitKey(MeasurementKey, frozen=True, kw_only=True):
 class SplitTime(msgspec.Struct, frozen=True, kw_only=True):
     kind: SplitKind
     layers: int
-    """Layers on the device."""
     experts_on_cpu: int
-    """Layers among these whose experts stay on the CPU."""
     cost_ms: float | None
     """Time of a chat turn, or None if the split failed, was skipped, or was not measured to the end."""
     tries: int = 1
@@ -122,7 +120,7 @@ class SplitRace:
 
     @property
     def times(self) -> dict[SplitKind, float | None]:
-        """None for an unusable split."""
+        """Milliseconds, or None for an unusable split."""
         times = ((kind, self._times.of(kind, split)) for kind, split in self._candidates.items())
         return {
             kind: time.cost_ms
@@ -222,7 +220,6 @@ def with_fastest_split(options: EngineOptions, on_progress: Callable[[float], No
 
 
 def fastest(race: SplitRace, planner: SplitPlanner) -> Offload:
-    """Return the offload in place of `auto`."""
     if not race.best().is_cpu_alone:
         return race.best().offload
     return Offload(given_up=race.why_cpu_alone() if race.times else planner.why_cpu_alone)

@@ -80,13 +80,12 @@ def _kv_heads(header: GgufHeader) -> list[int]:
 class DraftSource(NamedTuple):
     header: GgufHeader
     head: PredictionHead | None = None
-    """None for a small model."""
+    """Head, or None for a small model."""
     is_own: bool = False
     """True if the file is the model's."""
 
     @property
     def weights(self) -> int:
-        """Bytes beside the model's."""
         return 0 if self.is_own else total_bytes(model_files(self.header))
 
     @property
@@ -149,12 +148,12 @@ NUM_COPYING = 2
 """One for copies of cells, and one for padding."""
 _MOST_ROLLBACK_STATES = 32
 _ROLLBACK_SHARE = 8
-"""Rollback states take at most one part in this many of the free memory."""
+"""Free memory divided by the most that rollback states may take."""
 
 
 def rollback_states(max_seqs: int, state_bytes: int, free_bytes: int) -> int:
-    """Return how many states an interrupted step may roll back to. They are resident from the start, because
-    llama.cpp clears all at once.
+    """Return how many states an interrupted step may roll back to. llama.cpp makes all of them resident at
+    the start.
     """
     most = free_bytes // _ROLLBACK_SHARE // state_bytes if state_bytes else 0
     return min(max_seqs, _MOST_ROLLBACK_STATES, most)
@@ -165,31 +164,25 @@ _MANY_SNAPSHOTS, _FEW_SNAPSHOTS = 7, 3
 
 
 def num_snapshots(options: EngineOptions, state_bytes: int, *, has_window: bool, drafts: bool) -> int:
-    """Return the number of states per sequence for rollback after a draft.
-
-    Each token writes a snapshot. That is invisible for small states (LFM2, 80 kB: 0 of 57 ms). Three of 20 MB
-    (Qwen3.5) make a step 4 % slower and states four times as large, so only a model or a head that drafts
-    gets them. A window gets none: llama.cpp cannot distinguish its cells from snapshots when copying.
-    """
+    """Return the number of states per sequence for rollback after a draft. Each token writes a snapshot."""
     if options.speculation == "off" or has_window:
-        return 0
+        return 0  # llama.cpp cannot distinguish snapshots from cells of windows when it copies them
     if state_bytes <= _SMALL_STATE_BYTES:
-        return _MANY_SNAPSHOTS
+        return _MANY_SNAPSHOTS  # LFM2's of 80 kB cost 0 of 57 ms
+    # three of 20 MB (Qwen3.5) make a step 4 % slower and states four times as large
     return _FEW_SNAPSHOTS if drafts else 0
 
 
 SCORED_OUTPUTS = 64
-"""Rows of logits for prompt scoring, beside one per running sequence."""
+"""Rows of logits for prompt scoring, beside one per sequence."""
 
 
 class SequencePlan(NamedTuple):
-    """llama.cpp's sequences: slots of requests, then those for copies, rollback and guards."""
+    """Slots of requests, then sequences for copies, rollback and guards."""
 
     num_slots: int
     num_rollback: int
-    """Sequences with states to which an interrupted step rolls back."""
     num_guarded: int
-    """Leading slots with a guard, a second owner of cells that a window has passed."""
     snapshots: int
     """States of each sequence for rollback after a draft."""
 
@@ -248,7 +241,7 @@ def default_states_bytes(state_bytes: int, free_bytes: int) -> int:
 
 
 def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
-    """Requested cells, or those that half of `free_bytes` holds, within a limit."""
+    """Return at most the cells that half of `free_bytes` holds, unless requested."""
     if requested is not None:
         _require_fit(requested, cell_bytes, free_bytes)
         return requested
@@ -279,14 +272,11 @@ _BATCH_TOKENS_MIN = 32
 LEAST_TOKENS = 512
 """Floor of an encoder's longest input."""
 _SHARE_OF_MEMORY = 8
-"""Logits take at most one part in this many of the free memory. llama.cpp reserves a row for each token of a
-step, even if it never computes any.
-"""
+"""Free memory divided by the most that logits may take. llama.cpp reserves a row for each token of a step."""
 _LOGIT_BYTES = 4
 
 
 ROW_CACHE_BYTES = 256 * 1024 * 1024
-"""Cache of encoded media."""
 _MOST_PATCHES = 16_384
 """Limit for any picture; libmtmd makes at most 4,096 rows of 4 patches."""
 _MOST_FRAMES = 4096
@@ -305,10 +295,10 @@ _NO_ENCODER = EncoderMemory()
 
 
 def encoder_memory(options: EngineOptions) -> EncoderMemory:
-    """Return the bytes of the projector.
+    """Return the bytes of the projector. libmtmd reserves as much for SigLIP (21 and 121 MiB).
 
     A layer holds its input three times and the widest product once, in f32; without flash attention also all
-    scores. libmtmd reserves as much for SigLIP (21 and 121 MiB).
+    scores.
     """
     if options.projector_path is None:
         return _NO_ENCODER
@@ -336,8 +326,6 @@ def _bounded(number: int | None) -> int:
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes in a device's own memory."""
-
     weights: int = 0
     cell: int = 0
     states: int = 0
@@ -350,7 +338,7 @@ class HostMemory(NamedTuple):
     free_bytes: int
     cell_bytes: int
     draft_cell_bytes: int
-    """Same for what drafts, which has as many cells; 0 without."""
+    """Bytes per cell of what drafts, or 0."""
     device_memory: DeviceMemory = _NO_DEVICE_MEMORY
 
     @classmethod
@@ -364,8 +352,8 @@ class HostMemory(NamedTuple):
         encoder: EncoderMemory = _NO_ENCODER,
         device_memory: DeviceMemory = _NO_DEVICE_MEMORY,
     ) -> HostMemory:
-        """Subtract the weights from the memory free before loading. Mapped ones count, because without them
-        steps would wait for the disk.
+        """Subtract the weights from the free memory. Mapped ones count, because without them steps would wait
+        for the disk.
         """
         weights = total_bytes(model_files(header)) + sum(encoder) - device_memory.weights
         weights += 0 if draft is None else draft.weights
@@ -413,5 +401,4 @@ def embedding_tokens(longest: int) -> int:
 
 
 def tokens_that_fit(free_bytes: int, vocab_size: int) -> int:
-    """Return the longest input whose logits leave most of the memory free."""
     return max(LEAST_TOKENS, free_bytes // _SHARE_OF_MEMORY // (vocab_size * _LOGIT_BYTES))

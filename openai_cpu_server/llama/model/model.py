@@ -37,8 +37,6 @@ class Closable(ABC):
 
 
 class NativeObject(Closable):
-    """Owner of an object of llama.cpp until `close`."""
-
     def __init__(self, handle: object, free: Callable[[object], None]) -> None:
         self._handle: object | None = handle
         self._free = free
@@ -57,12 +55,11 @@ class NativeObject(Closable):
 _WARN, _ERROR = 3, 4
 """Levels; llama_cpp's own logger has outdated numbers."""
 _CONSEQUENCES = ("failed to load model", "failed to load GGUF split")
-"""Lines that only report an earlier error."""
 _PREFACES = ("error loading model", "failed to initialize the context")
 
 
 class NativeLog:
-    """Keeps llama.cpp's last warnings and errors and prints nothing."""
+    """llama.cpp's last warnings and errors. Prints nothing."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=64)
@@ -124,8 +121,6 @@ _SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds rem
 
 
 class HeadUse(enum.Enum):
-    """Treatment of multi-token prediction heads."""
-
     LOADED = "loaded"
     SKIPPED = "skipped"
     """llama.cpp requires that they are whole."""
@@ -265,7 +260,6 @@ class Model(NativeObject):
 
     @property
     def generates_text(self) -> bool:
-        """False for encoders and embedding models."""
         model = self.handle
         return (
             bool(llama_cpp.llama_model_has_decoder(model))
@@ -281,7 +275,7 @@ class Model(NativeObject):
 
 
 def metadata_overrides(facts: Mapping[str, str | int]) -> object:
-    """Return llama.cpp's array of metadata, which an empty element ends."""
+    """Return llama.cpp's array, which an empty element ends."""
     array = (llama_cpp.llama_model_kv_override * (len(facts) + 1))()
     for element, (key, value) in zip(array, facts.items(), strict=False):
         element.key = key.encode()

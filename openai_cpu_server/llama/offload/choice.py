@@ -30,7 +30,7 @@ NO_DEVICE = "llama.cpp finds no device beside the CPU (scripts/serve --gpu build
 
 
 def with_device_or_without(load: Callable[[EngineOptions], T], options: EngineOptions) -> T:
-    """Load the model, on the CPU alone if the device is full or fails."""
+    """Use the CPU alone if the device is full or fails."""
     try:
         return load(options)
     except DeviceFailed as error:
@@ -53,7 +53,7 @@ def devices() -> list[Device]:
 
 
 class NativeSplit:
-    """Owner of lists that llama.cpp reads as long as the model lives."""
+    """llama.cpp reads the lists as long as the model lives."""
 
     def __init__(self, split: Split | None = None, device: Device | None = None) -> None:
         overrides = split.overrides if split is not None else []
@@ -78,7 +78,7 @@ class NativeSplit:
         return DeviceFailed(message) if self.uses_device else StartupError(message)
 
     def apply_to(self, params: llama_cpp.llama_model_params) -> None:
-        """Without a name llama.cpp would use every device."""
+        """Name the devices, because llama.cpp would use every device."""
         params.n_gpu_layers = self._num_layers
         params.devices = ctypes.addressof(self._devices)
         params.tensor_split = self._shares
@@ -140,7 +140,7 @@ class Places(NamedTuple):
     native: NativeSplit
     split: Split | None
     placement: DevicePlacement | None
-    """None if no device was requested."""
+    """Report for users, or None if no device was requested."""
 
     @property
     def cells_beside_layers(self) -> bool:
@@ -161,7 +161,6 @@ class Places(NamedTuple):
 
 
 def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
-    """Return the requested parts that fit."""
     offload = options.offload
     if not offload.wants_device:
         return Places.cpu_alone(offload.given_up)
@@ -231,7 +230,7 @@ def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -
 
 
 def device_for(offload: Offload) -> Device | None:
-    """Return the named device, else a separate GPU before an integrated one."""
+    """Prefer a separate GPU to an integrated one."""
     found = devices()
     if offload.device is None or not found:
         return min(found, key=lambda device: _PREFERRED.index(device.kind), default=None)

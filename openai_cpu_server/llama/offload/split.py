@@ -1,7 +1,6 @@
-"""Parts of a model that fit on a device.
+"""Parts of a model that fit on a device. llama.cpp counts layers from the end, the output first.
 
-llama.cpp counts layers from the end, the output first. Embeddings stay on the CPU. Cells and state of a layer
-lie with it, or on the CPU.
+Embeddings stay on the CPU. Cells and state of a layer lie with it, or on the CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from openai_cpu_server.llama.model import kv_size
 
 _LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""Same as `--cpu-moe` of llama.cpp (LLM_FFN_EXPS_REGEX), without shared experts."""
+"""Experts but shared ones, as for `--cpu-moe` of llama.cpp (LLM_FFN_EXPS_REGEX)."""
 _OF_EXPERTS = re.compile(_EXPERTS)
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
 _LOOKUP_TABLES = ("token_embd", "position_embd", "token_types", "per_layer_token_embd")
@@ -45,16 +44,13 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[LayerBytes, ...]
     output_bytes: int
     pattern_bytes: int
-    """Tensors that patterns place on this device."""
     other_devices_bytes: int
-    """Tensors that patterns place on other devices."""
     unused_patterns: tuple[str, ...]
     total_bytes: int
     activation_floats: int
     """Most numbers per token that a step holds at a time."""
     vocab_size: int
     width: int
-    """Numbers of a token between two layers."""
     heads: int
     has_windows: bool
 
@@ -105,7 +101,6 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def placing(offload: Offload) -> list[tuple[re.Pattern[str], str]]:
-    """Compile `--tensor-place`, whose first match decides."""
     try:
         return [(re.compile(pattern), to) for pattern, to in offload.tensor_place]
     except re.error as error:
@@ -167,13 +162,12 @@ class StepSizes(NamedTuple):
     """States per layer that keeps them."""
     flash_attention: bool
     pools: bool = False
-    """True if rows of all tokens are kept."""
 
     @classmethod
     def of_embeddings(
         cls, header: GgufHeader, sizes: ModelSizes, options: EngineOptions, free_bytes: int
     ) -> StepSizes:
-        """Same sizes as in `llama.embedder`; a causal model also computes unused logits of all tokens."""
+        """Sizes as in `llama.embedder`; a causal model also computes unused logits of all tokens."""
         trained = header.arch_int("context_length") or 0
         tokens = kv_size.embedding_tokens(
             kv_size.longest_input(options, trained, sizes.vocab_size, free_bytes)
@@ -192,7 +186,7 @@ class StepSizes(NamedTuple):
     def of(
         cls, sizes: ModelSizes, options: EngineOptions, cells: int, free_bytes: int, *, drafts: bool
     ) -> StepSizes:
-        """Same sizes as in `llama.loading`. `free_bytes`: limits the states."""
+        """Sizes as in `llama.loading`. `free_bytes`: limits the states."""
         plan = kv_size.SequencePlan.of(
             options, sizes.state_bytes, free_bytes, has_window=sizes.has_windows, drafts=drafts
         )
@@ -223,12 +217,11 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     num_layers: int
     """Layers including the output."""
     experts_on_cpu: int
-    """Layers on the device whose experts stay on the CPU."""
     device_bytes: DeviceBytes
     cells: int
     device_memory: kv_size.DeviceMemory
     other_devices_bytes: int = 0
-    """Weights on other devices, whose further needs are not counted."""
+    """Weights there, whose further needs are not counted."""
     why: str | None = None
     """Sentence why it is less than requested."""
 
@@ -244,7 +237,6 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overrides(self) -> list[tuple[str, str]]:
-        """The first match decides."""
         layers = "|".join(map(str, range(self.offload.cpu_moe)))
         return [*self.offload.tensor_place, *([(rf"blk\.({layers}){_EXPERTS}", CPU)] if layers else [])]
 
@@ -280,7 +272,6 @@ class SplitPlanner:
     def __init__(
         self, sizes: ModelSizes, step: StepSizes, offload: Offload, device: Device, *, reserved_bytes: int = 0
     ) -> None:
-        """`reserved_bytes`: for a projector or a draft model."""
         self._sizes = sizes
         self._step = step
         self._offload = offload
@@ -293,7 +284,7 @@ class SplitPlanner:
         self._kv_on_gpu = offload.kv_on_gpu is not False
 
     def first_choice(self) -> Split:
-        """Return the requested split, reduced until it fits: first experts stay on the CPU, then layers.
+        """Reduce the requested split until it fits: first experts stay on the CPU, then layers.
 
         If the device's memory is unknown, only a requested number of layers goes there.
         """
@@ -320,7 +311,6 @@ class SplitPlanner:
 
     @property
     def unused_options(self) -> list[str]:
-        """Sentences about options that do not apply."""
         sentences = [
             f"--tensor-place: {pattern!r} matches no tensor" for pattern in self._sizes.unused_patterns
         ]
@@ -330,7 +320,6 @@ class SplitPlanner:
 
     @property
     def why_cpu_alone(self) -> str:
-        """Reason as a clause, for a first choice without `why`."""
         if self._offload.gpu_layers == 0:
             return f"no tensor of it is placed on {self._device.name}"
         if not self._device.total_bytes:
@@ -353,8 +342,10 @@ class SplitPlanner:
         return DeviceBytes(weights, cells, states, self._compute_bytes(gpu_layers, kv_on_gpu=kv_on_gpu))
 
     def _compute_bytes(self, gpu_layers: int, *, kv_on_gpu: bool) -> int:
-        """ggml reserves activations with the attention mask, or logits; all scores without flash attention;
-        states that layers read and write; copies between devices.
+        """ggml reserves activations with the attention mask, or logits.
+
+        It also reserves all scores without flash attention, states that layers read and write, and copies
+        between devices.
         """
         step, sizes, layers = self._step, self._sizes, self._on_device(gpu_layers)
         masks = (2 if sizes.has_windows else 1) * step.cells * step.tokens * (_FLOAT_BYTES // 2)

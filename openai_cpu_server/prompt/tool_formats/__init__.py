@@ -1,7 +1,7 @@
-"""Formats in which models write tool calls, and their readers.
+"""Formats in which models write tool calls, and their readers. The API picks one by a model's template.
 
-A format is data (`forms.toml`) where possible, from which prompts, readers and grammars are made. The API
-picks one by a model's template. No part of a call is reported as content.
+Prompts, readers and grammars come from data (`forms.toml`) where possible. No part of a call is reported as
+content.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Formats in which calls follow a marker, each with a head, arguments and a tail."""
+"""Formats in which calls follow a marker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
     name: str
     """Value of `--tool-format`."""
     head: patterns.Pattern = _JSON_HEAD
-    """By default a JSON object together with `tail`."""
+    """JSON object together with `tail` by default."""
     tail: patterns.Pattern = (patterns.PatternSlot.BLANK, "}")
     marker: str = ""
     """"" if an output that begins with a call consists of calls."""
@@ -53,7 +53,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
     prelude: str = ""
     """Control token without meaning before calls without a marker."""
     parameters: Parameters | None = None
-    """None if the arguments are one JSON object."""
+    """Form of single parameters, or None if the arguments are one JSON object."""
     signs: tuple[str, ...] = ()
     """Regular expressions that match in a template of this format."""
     others: tuple[str, ...] = ()
@@ -166,8 +166,9 @@ class ToolFormat(msgspec.Struct, frozen=True):
     def reader(
         self, functions: RawNames, *, at_start: bool = False, schemas: Mapping[str, JsonSchema] = NO_SCHEMAS
     ) -> OutputReader:
-        """`at_start`: the output begins with calls or has none. `schemas`: parameters by function, for values
-        whose text does not show their types.
+        """`at_start`: the output begins with calls or has none.
+
+        `schemas`: parameters by function, for values whose text does not show their types.
         """
         if self.marker:
             gate = HeadGate(((self.marker,),), ()) if at_start else MarkerGate(self.marker)

@@ -157,14 +157,12 @@ class LiteralReader:
 
 ALL_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MOST_SCHEMAS = 64
-"""For one value, because references may lead in circles."""
+"""Schemas looked at for one value, because references may lead in circles."""
 
 
 class ValueSchema:
-    """Types of a value and of its parts, as far as its schemas show them."""
-
     def __init__(self, root: JsonSchema, schemas: Sequence[object]) -> None:
-        """`schemas`: one or several that may hold, or () if none is known."""
+        """`schemas`: several that may hold, or () if none is known."""
         self._root = root
         self._schemas = schemas
 

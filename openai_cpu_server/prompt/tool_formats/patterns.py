@@ -157,7 +157,6 @@ def _none_of(chars: str) -> str:
 class CallBegin(msgspec.Struct, frozen=True):
     name: str
     takes_text: bool = False
-    """True for a custom tool."""
 
 
 class OutputPiece(msgspec.Struct, frozen=True):

@@ -54,9 +54,7 @@ class TextReader:
 
 
 class MarkerGate:
-    """Drops white space before the marker. `feed` returns the certain content, and the text of calls once
-    they have begun, else None.
-    """
+    """`feed` returns the certain content, and the text of calls once they have begun, else None."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
@@ -78,7 +76,7 @@ class MarkerGate:
 
 
 class HeadGate:
-    """Decides by the beginning: an output that begins with a call consists of calls."""
+    """An output that begins with a call consists of calls."""
 
     def __init__(self, ways: Sequence[patterns.Pattern], names: Sequence[str]) -> None:
         """`ways`: beginnings of calls. `names`: () for any function."""
@@ -156,7 +154,7 @@ class ToolReader:
 
 
 RawNames = Mapping[str, Mapping[str, frozenset[str]]]
-"""Parameters written as raw text, each with its other types, by function. {} allows any function."""
+"""Raw parameters, each with its other types, by function. {} allows any function."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -174,7 +172,7 @@ class Parameter(msgspec.Struct, frozen=True):
 class Callee(msgspec.Struct, frozen=True):
     name: str
     rule: str
-    """Grammar rule or expression of its arguments as one JSON object."""
+    """Grammar of its arguments as one JSON object."""
     parameters: tuple[Parameter, ...] = ()
     in_any_order: bool = False
 
@@ -199,7 +197,7 @@ class TextCallReader:
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._waiting: str | None = None
-        """None outside of such calls."""
+        """Unread JSON, or None outside of such calls."""
         self._is_begun = False
 
     def read(self, parts: Sequence[Part]) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Parser of GBNF, with `_` in names, `{,n}`, and more than 2,000 repetitions; of tokens only `<[302]>`.
+"""GBNF with `_` in names, `{,n}`, and more than 2,000 repetitions; of tokens only `<[302]>`.
 
 Unlike llama.cpp, it rejects a rule defined twice, an empty class and a reversed range, and allows a
 repetition of what may be empty.
@@ -49,7 +49,7 @@ class WrongCharacter(Exception):
 
 @functools.lru_cache(maxsize=1024)
 def class_set(text: str) -> CharSet:
-    """Raises WrongCharacter."""
+    """Parse `[a-z]` or `[^a-z]`. Raises WrongCharacter."""
     if len(text) > _LONGEST_CLASS:
         raise WrongCharacter(_LONGEST_CLASS, f"a class of more than {_LONGEST_CLASS} characters")
     is_negated = text.startswith("[^")
@@ -131,7 +131,7 @@ _UNFINISHED = {
 
 class _Symbol(NamedTuple):
     kind: str
-    """Not in `_KINDS` if no symbol begins here; then this is the last one."""
+    """Name outside of `_KINDS` if no symbol begins here; then this is the last one."""
     text: str
     position: int
 
@@ -162,7 +162,7 @@ def _error_at(text: str, position: int, message: str) -> InvalidGrammar:
 DEEPEST_GROUP = 500
 MOST_TIMES = 1_000_000_000
 _LIFTED_AT = 6
-"""Groups nested this deep become rules, so that no expression is deep."""
+"""Depth at which groups become rules, so that no expression is deep."""
 
 
 _Group = list[list[Expr]]
@@ -175,10 +175,7 @@ def _finished(group: _Group) -> Expr:
 
 
 def parse_gbnf(text: str, defined_names: Collection[str] = ()) -> Rules:
-    """Groups that are lifted out have a dot in their names. Raises InvalidGrammar.
-
-    `defined_names`: names of rules that are defined elsewhere.
-    """
+    """Groups that are lifted out have a dot in their names. Raises InvalidGrammar."""
     return _Parser(text, defined_names).grammar()
 
 

@@ -181,7 +181,7 @@ def _serial(expr: Expr) -> int:
 
 
 def build_automaton(expr: Expr, budget: Budget) -> Automaton:
-    """Return the minimal automaton. Raises SchemaTooLarge."""
+    """Make a minimal automaton. Raises SchemaTooLarge."""
     alphabet = Alphabet(expr, budget)
     states = list(_explored(expr, alphabet, budget))
     table = [row for _, row in states]
@@ -192,7 +192,7 @@ def build_automaton(expr: Expr, budget: Budget) -> Automaton:
 
 
 def _explored(expr: Expr, alphabet: Alphabet, budget: Budget) -> Iterator[tuple[Expr, list[int | None]]]:
-    """Yield each state with its row of targets, which is filled before the next one is yielded."""
+    """Rows of targets are filled before the next one is yielded."""
     deriver, numbers, queue = Deriver(budget), {expr: 0}, [expr]
     for state in queue:
         row: list[int | None] = [None] * len(alphabet.classes)
@@ -228,7 +228,7 @@ _CELLS_A_STEP = 40
 
 
 def _equivalent(table: list[list[int | None]], accepting: set[int]) -> list[int]:
-    """Number equivalent states alike, by Hopcroft's refinement."""
+    """Hopcroft's refinement."""
     sources: list[dict[int, list[int]]] = [{} for _ in table[0]]
     for state, row in enumerate(table):
         for into, target in zip(sources, row, strict=True):
@@ -281,7 +281,7 @@ def _numbered(
 
 
 def few_strings(automaton: Automaton, most: int) -> list[str] | None:
-    """Return all strings in order of length, or None if they are more than `most` or too costly."""
+    """Return None for more than `most` strings, or too costly ones. They are in order of length."""
     found: list[str] = []
     ways = [("", 0)]
     for text, state in ways:
@@ -344,7 +344,6 @@ _START, _END = -1, -2
 _LARGEST = 4_000
 """Parts of the largest expression that is worth writing."""
 _MOST_WRITTEN = 15_000
-"""Parts of all intermediate expressions together."""
 _MOST_EDGES = 2_000
 
 _DEEPEST = 90
@@ -465,14 +464,12 @@ class PlainLanguages:
             return None
 
     def few(self, language: Expr, most: int) -> list[str] | None:
-        """Return None if they are many or long."""
         longest = span(language)[1]
         if longest is None or longest > _SHORT:
             return None
         return few_strings(self.automaton(language), most)
 
     def simplified(self, language: Expr) -> Expr | None:
-        """Return plain expressions and intersections of them, or None if too long."""
         if not language.is_extended:
             return language
         if language not in self._simple:  # not `functools.cache`, which takes more of the stack
@@ -514,8 +511,9 @@ _PLAIN_ASCII = CharSet.of((0x20, 0x7E)) - CharSet.chars('"\\')
 
 
 def _has_one_spelling(language: Expr) -> bool:
-    """Return True if a string of JSON never escapes its characters, so that a complement beside it is one of
-    spellings too.
+    """Return True if a string of JSON never escapes its characters.
+
+    A complement beside it is then one of spellings too.
     """
     if isinstance(language, And) or language.is_extended:
         return False

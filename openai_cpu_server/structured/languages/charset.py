@@ -127,7 +127,6 @@ def partition(sets: Iterable[CharSet]) -> list[CharSet]:
 
 
 def _stretches(sets: list[CharSet]) -> Iterator[tuple[int, int, int]]:
-    """Runs of characters that are in the same sets, with a bit for each set, highest bit first."""
     changes: dict[int, int] = {}
     for number, each in enumerate(reversed(sets)):
         for low, high in each.ranges:

@@ -1,4 +1,4 @@
-"""Interned expressions, of characters and of grammar text: equal ones are one object, so comparing
+"""Interned expressions, of characters and of grammar text. Equal ones are one object, so comparing
 is cheap.
 """
 
@@ -126,7 +126,7 @@ class Ref(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Token(Expr):
-    """Control token by its number in the vocabulary. No text matches it."""
+    """Number in the vocabulary. No text matches it."""
 
     number: int
 
@@ -394,7 +394,6 @@ def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
 
 
 def inner_first(roots: Iterable[K], inner: Callable[[K], Iterable[K]], done: Container[K] = ()) -> list[K]:
-    """Return each key behind those that `inner` finds for it, except within cycles."""
     found, met = list[K](), set[K]()
     stack = [(root, False) for root in reversed([*roots])]
     while stack:
@@ -423,7 +422,7 @@ Span = tuple[int, "int | None"]
 
 
 def span(expr: Expr) -> Span:
-    """Least and greatest number of characters, or None for no limit."""
+    """Least and greatest length; None means no limit."""
     if isinstance(expr, Chars):
         return 1, 1
     if isinstance(expr, (Seq, Alt)):

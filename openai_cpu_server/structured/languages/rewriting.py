@@ -25,7 +25,6 @@ from openai_cpu_server.structured.options import InvalidGrammar
 
 S = TypeVar("S")
 MOST_RULES = 6_000
-"""Rules that a client's grammar may become."""
 _MOST_UNROLLED = 16
 """Rounds that are written out, where each may end in another state."""
 
@@ -45,8 +44,7 @@ class RuleProduct(ABC, Generic[S]):
         self._spread()
 
     @abstractmethod
-    def _leaf(self, expr: Expr, before: S) -> dict[S, Expr]:
-        """Texts of an expression without parts, by the state behind them."""
+    def _leaf(self, expr: Expr, before: S) -> dict[S, Expr]: ...
 
     def _may_end(self, state: S) -> bool:
         return True
@@ -97,7 +95,7 @@ class RuleProduct(ABC, Generic[S]):
         return self._row(expr.items, before)
 
     def _row(self, items: Iterable[Expr], before: S) -> dict[S, Expr]:
-        """Items with one way are joined together at the end, because joining each would be quadratic."""
+        """Items with one way are joined at the end, because joining each would be quadratic."""
         found, row = {before: EMPTY}, list[Expr]()
         for item in items:
             if len(found) != 1:

@@ -1,8 +1,7 @@
 """Compile order, nullable expressions and left recursion of rules.
 
-llguidance compiles a rule within the rule that first names it, so a long chain overflows the stack, which
-kills the process. Long chains are compiled from their end, in pieces. Cycles cannot be cut, and are rejected
-if too long.
+llguidance compiles a rule within the rule that first names it, and an overflow of the stack kills the
+process. Long chains are compiled from their end, in pieces; long cycles are rejected.
 """
 
 from __future__ import annotations
@@ -129,7 +128,6 @@ def takes_long_texts(rules: Rules, most: int) -> bool:
 
 
 def _least_length(expr: Expr, least: Mapping[Expr, float], lengths: Mapping[str, float]) -> float:
-    """`math.inf` for what matches nothing."""
     match expr:
         case Chars(chars):
             return 1 if chars else math.inf
@@ -157,7 +155,7 @@ def users(rules: Rules) -> dict[str, list[str]]:
 
 
 class Nullables:
-    """Expressions that match the empty text. Rules are visited only where the answer depends on them."""
+    """Rules are visited only where the answer depends on them."""
 
     def __init__(self, rules: Rules) -> None:
         self._named: dict[Expr, list[Expr]] = {}

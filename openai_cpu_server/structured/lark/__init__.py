@@ -1,5 +1,4 @@
-"""Clients' Lark, and translation of rules into llguidance's dialect with exactly the same language.
+"""Clients' Lark, which never runs as it came, and translation of rules into llguidance's dialect.
 
-Clients' Lark never runs as it came: `reading` and `meaning` make rules of it. All work is counted, so that a
-grammar passes or fails on every machine.
+All work is counted, so that a grammar passes or fails on every machine.
 """

@@ -1,8 +1,7 @@
 """Parser of clients' Lark. Templates, `%declare`, `%extend`, `%override` and what only llguidance has are
 rejected by name.
 
-Aliases, priorities and marks for trees (`?`, `!`, `-> name`) do not change which texts match, and are
-skipped.
+Aliases, priorities and marks for trees (`?`, `!`, `-> name`) do not change which texts match.
 """
 
 from __future__ import annotations

@@ -130,10 +130,9 @@ def _character(code: int) -> str:
 _HEAD = "%llguidance {}\n\n"
 _HEAD_OF_LONG = '%llguidance {"no_forcing": true}\n\n'
 _LONG = 16_384
-"""A grammar with a longer forced part is read token by token.
+"""Length of a forced part from which a grammar is read token by token.
 
-llguidance turns all that must come next into tokens at each look, which takes seconds for a million
-characters.
+llguidance tokenises what must come next at each look, which takes seconds for a million characters.
 """
 _START = "start"
 _NEVER = "NEVER"
@@ -195,7 +194,7 @@ _CHARACTERS_PER_STEP = 6
 
 class Translation:
     def __init__(self, rules: Rules, *, num_read: int = 0, work: planning.Work | None = None) -> None:
-        """`num_read`: characters that were read for it, which count as work."""
+        """`num_read`: characters that count as work."""
         work = work or planning.Work()
         work.spend(num_read // _CHARACTERS_PER_STEP)
         self._plan = _plan(rules, work)
@@ -219,7 +218,7 @@ class Translation:
         return self._head + "\n".join(lines) + "\n"
 
     def intersections(self) -> list[str]:
-        """Return each lexeme that is an intersection as a grammar, because it may be too complex to run."""
+        """Return each intersection as a grammar, because it may be too complex to run."""
         found = [
             expr
             for expr in self._plan.lexemes.values()

@@ -54,13 +54,12 @@ class _Choice(msgspec.Struct, frozen=True):
 class _State(msgspec.Struct):
     kind: JsonKind
     meaning: Callable[[int], int]
-    """Number of the first equal node."""
     queue: list[_Item] = msgspec.field(default_factory=list)
     facts: list[tuple[Order, Fact]] = msgspec.field(default_factory=list)
     choices: list[_Choice] = msgspec.field(default_factory=list)
     visits: set[truths.Signed] = msgspec.field(default_factory=set)
     stated: set[truths.Signed] = msgspec.field(default_factory=set)
-    """Nodes that were read, by meaning: the same set where all equal nodes are one."""
+    """Nodes read, by meaning: the same set where all equal nodes are one."""
     marked: truths.MarkedObject = msgspec.field(default_factory=truths.MarkedObject)
 
     def followed_by(self, items: list[_Item]) -> _State:

@@ -58,7 +58,7 @@ class PlainTruths:
         self._truths: dict[JsonKind, dict[Signed, bool | None]] = {kind: {} for kind in JsonKind}
 
     def of(self, signed: Signed, kind: JsonKind) -> bool | None:
-        """True if all values of the type fit, False if none does, None if it depends."""
+        """Return None if it depends on the value."""
         return settled(signed, self._truths[kind], self._parts, partial(self._found, kind), None)
 
     def _parts(self, signed: Signed) -> list[Signed]:
@@ -140,8 +140,8 @@ def complement(node: Node, table: NodeTable) -> int | None:
 def none_of_all(items: tuple[int, ...], table: NodeTable) -> list[tuple[int, bool]]:
     """Return signed nodes, one of which holds if not all `items` do.
 
-    For a required property "absent" and "present, but wrong" become one alternative, because every negation
-    would double the alternatives.
+    For a required property "absent" and "present, but wrong" are one alternative, because every negation
+    would double them.
     """
     described = next((x for x in items if isinstance(table[x], nodes.Properties)), None)
     required = next((x for x in items if isinstance(table[x], nodes.Required)), None)
@@ -209,7 +209,7 @@ Values = frozenset[tuple[str, object]]
 class PropertyMark(msgspec.Struct, frozen=True):
     name: str
     listed: Values | None
-    """None for any."""
+    """Allowed values, or None for any."""
     unlisted: Values
 
 

@@ -1,9 +1,9 @@
-r"""Languages of patterns and formats. Look-around and word boundaries are intersections and complements.
-Patterns allow less than a standard where common readers (Python's, pydantic's) fail.
+r"""Languages of patterns and formats, which allow less than a standard where common readers (Python's,
+pydantic's) fail.
 
-A tree is read backwards: each part gets the language of all that may follow it, so `(?=x)` is an intersection
-with that. Before a part only the last character matters, because `\b`, `^` and look-behind need no more. So
-there is a language for each class of characters that these distinguish.
+A tree is read backwards: each part gets the language of all that may follow it, so `(?=x)` is an
+intersection. Of what is before, only the last character's class matters, because `\b`, `^` and look-behind
+need no more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from openai_cpu_server.structured.options import InvalidPattern, Limits
 from openai_cpu_server.structured.scalars import regex_parser as syntax
 
 _MOST_COPIES = 12
-"""Rounds with look-around that are written out."""
 _MOST_STEPS = 2_000
 _MOST_ANCHORED = 100_000
 """Steps where anchors are the only assertions, so that each part is read at most twice."""
@@ -248,7 +247,7 @@ def _labels(longest: int, most: int) -> str:
 
 
 _HOSTNAME = rf"(?:{_labels(63, 3)}|{_labels(30, 8)}|{_labels(14, 16)})"
-"""At most 253 characters: few labels of any length, or more short ones."""
+"""Length of 253 or less: few labels of any length, or more short ones."""
 
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,20}"
 _EMAIL = rf"{_ATOM}(?:\.{_ATOM}){{0,2}}@{_HOSTNAME}"
@@ -344,4 +343,4 @@ FORMATS = {
     "base64url": _base64("_-"),
 }
 FORMATS_BESIDE_PATTERNS = {**FORMATS, "base64url": _base64("_-", "?")}
-"""Beside a `pattern` the padding may be left out, as RFC 4648 allows and Zod's pattern demands."""
+"""Padding may be left out beside a `pattern`, as RFC 4648 allows and Zod's pattern demands."""

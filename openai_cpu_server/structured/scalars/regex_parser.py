@@ -1,5 +1,4 @@
-r"""Parsers of regular expressions of ECMAScript and Rust. Groups capture nothing; back references and
-ECMAScript's flags are rejected.
+r"""Parsers of regular expressions of ECMAScript and Rust. Groups capture nothing.
 
 `\d`, `\w` and `\b` are ASCII only, while `\s` is all white space of Unicode. A character is a code point, as
 with the flag `u`.

@@ -1,7 +1,7 @@
-"""Parts of an object or array that schemas evaluate.
+"""Parts of an object or array that schemas evaluate. Each choice of passing alternatives is one way.
 
-A schema evaluates what its passing subschemas evaluate, so each choice of alternatives is one way. A way need
-not name failing alternatives: it just sees less, and leaves more to constrain. All ways together are exact.
+A way need not name failing alternatives: it just sees less, and leaves more to constrain. All ways together
+are exact.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class Evaluated:
     patterns: tuple[str, ...] = ()
     prefix: int = 0
     matching: tuple[int, ...] = ()
-    """Nodes that evaluated items fit."""
 
     def union(self, other: Evaluated) -> Evaluated:
         if self.everything or other.everything:
@@ -69,7 +68,6 @@ class Evaluated:
         return self.prefix <= other.prefix and self._listed <= other._listed
 
     def beyond(self, rest: int, kind: JsonKind, table: NodeTable, place: tuple[str, str]) -> int:
-        """Return the node that makes everything not evaluated fit `rest`."""
         if self.everything:
             return TRUE
         if kind is JsonKind.ARRAY:
@@ -83,7 +81,7 @@ NOTHING_SEEN = Evaluated()
 
 
 class Way(msgspec.Struct, frozen=True):
-    """At least `seen` is evaluated if all guards (nodes) hold."""
+    """`seen`, perhaps more, is evaluated if all guards (nodes) hold."""
 
     guards: tuple[int, ...] = ()
     seen: Evaluated = NOTHING_SEEN

@@ -1,7 +1,6 @@
 """Normal form of schemas: constraints on one type of value each, and ways to combine them.
 
-Equal nodes have equal numbers in a `NodeTable`. As in JSON Schema, a constraint allows all values of other
-types.
+As in JSON Schema, a constraint allows all values of other types.
 """
 
 from __future__ import annotations
@@ -190,7 +189,6 @@ class NodeTable:
         self._meanings: list[int] = []
         self._places: dict[int, tuple[str, str]] = {}
         self.joined: dict[tuple[str, str], dict[tuple[str, str], None]] = {}
-        """Further places of equal nodes, by place."""
         self._default_place: tuple[str, str] | None = None
         assert (self.add(Constant(True)), self.add(Constant(False))) == (TRUE, FALSE)
 
@@ -210,7 +208,6 @@ class NodeTable:
         return number
 
     def meaning(self, number: int) -> int:
-        """Return the number of the first equal node."""
         return self._meanings[number]
 
     def _find_meaning(self, node: Node, number: int) -> int:

@@ -77,7 +77,7 @@ def _items(facts: list[Items], banned: Goal) -> tuple[tuple[Goal, ...], Goal]:
 
 
 _MOST_SUBSETS = 260
-"""Beyond so many subsets, the values keep the order of the list."""
+"""Values of more subsets keep the order of the list."""
 _MOST_NEEDS = 3
 _MOST_PLACES = 8
 _NOT_UNIQUE = (
@@ -93,9 +93,9 @@ class ArrayRules:
     marks: Punctuation
     value: Callable[[Goal, str], Expr]
     values: Callable[[Goal], list[Expr] | None]
-    """Returns None if they are many."""
+    """Function that returns None if they are many."""
     distinct: Callable[[Goal, str], Expr | None]
-    """Returns None if the engine cannot compare the values."""
+    """Function that returns None if the engine cannot compare the values."""
     goals: Goals
 
     def expr(self, shape: ArrayShape, hint: str) -> Expr:
@@ -118,7 +118,6 @@ class ArrayRules:
         return self.marks.item(self.value(goal, hint))
 
     def _plain(self, shape: ArrayShape, hint: str) -> Expr:
-        """`a "," b ("," rest){m,n}`."""
         if shape.high == 0:
             return EMPTY
         size = len(shape.prefix)
@@ -194,7 +193,6 @@ class ArrayRules:
         return some if shape.low else alt(EMPTY, some)
 
     def _differ(self, shape: ArrayShape) -> bool:
-        """Return True if no value fits two places, so that no list of values is needed."""
         if shape.high is None or not 1 < shape.high <= _MOST_PLACES:
             return False
         pairs = itertools.combinations(range(shape.high), 2)

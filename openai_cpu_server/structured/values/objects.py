@@ -49,7 +49,6 @@ class Others(msgspec.Struct, frozen=True):
 class ObjectShape(msgspec.Struct, frozen=True):
     members: tuple[Member, ...]
     excluded: tuple[str, ...]
-    """Members, and properties that must be absent."""
     others: tuple[Others, ...]
     low: int
     high: int | None

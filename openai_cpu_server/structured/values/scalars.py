@@ -187,7 +187,7 @@ class NumberLanguages:
         self._goals = goals
 
     def language(self, branch: Branch) -> Expr:
-        """Only small numbers have an exponent where facts are checked digit by digit."""
+        """Exponents of other than small numbers are left out where facts are checked digit by digit."""
         within = tuple(f for f in branch if not _is_beyond_doubles(f))
         if any(isinstance(f.node, nodes.Scalars) and f.is_true for f in within):
             return alt(*map(spelled, self.listed(within)))
@@ -211,7 +211,6 @@ class NumberLanguages:
         return alt(both(*plain), _small(near) if is_range else NOTHING)
 
     def _within_digits(self, branch: Branch) -> Branch:
-        """Leave out bounds that no written number reaches. Refuse those that none fits."""
         most = numbers.MOST_BOUND_DIGITS
         far = [f for f in branch if isinstance(f.node, nodes.Limit) and f.node.bound.value.adjusted() >= most]
         near = tuple(f for f in branch if f not in far)
@@ -328,7 +327,6 @@ def _is_empty_range(branch: Branch) -> bool:
 
 
 def _decimals(branch: Branch) -> numbers.Decimals:
-    """Return numbers that are long enough for the bounds and for a multiple behind them."""
     least = numbers.Decimals()
     bounds = [f.node.bound.value for f in branch if isinstance(f.node, nodes.Limit)]
     steps = [f.node.step for f in branch if isinstance(f.node, nodes.MultipleOf)]

@@ -1,8 +1,7 @@
-"""A grammar under construction.
+"""A grammar under construction. llguidance reads a rule of characters as one lexeme, greedily.
 
-llguidance reads a rule of characters as one lexeme, greedily, and two lexemes that begin alike must end
-alike. So strings, numbers and keys are rules of their own. A rule with punctuation refers to the recursive
-rule `never`, which matches nothing, and so stays a rule.
+Two lexemes that begin alike must end alike, so strings, numbers and keys are rules of their own. A rule with
+punctuation refers to the recursive rule `never`, which matches nothing, and so stays a rule.
 """
 
 from __future__ import annotations
@@ -97,9 +96,7 @@ class GrammarBuilder:
     def by_moves(
         self, hint: str, start: State, moves: Callable[[State], Iterable[tuple[Expr, State | None]]]
     ) -> Expr:
-        """Write a rule for each state that is reached. `moves`: texts with the state behind each, or None at
-        the end.
-        """
+        """`moves`: texts with the state behind each, or None at the end."""
         names, queue = {start: self.reserve(hint)}, [start]
         for state in queue:
             options = []
@@ -118,17 +115,13 @@ class GrammarBuilder:
         return self.define(hint, alt(lexeme, Ref(NEVER)))
 
     def list_items(self, hint: str, item: Expr) -> tuple[Expr, Expr]:
-        """Return the first item and another item of a list whose items differ."""
         name = self.reserve(f"{hint}-set")
         for mark in (FIRST_ITEM, OTHER_ITEM):
             self.set(name + mark, item)
         return Ref(name + FIRST_ITEM), Ref(name + OTHER_ITEM)
 
     def finish(self, root: Expr, path_of: Callable[[str], str | None] = lambda rule: None) -> Rules:
-        """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches.
-
-        `path_of`: place of a rule in the schema.
-        """
+        """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches."""
         self._rules[ROOT] = root
         rules = _productive(self._rules)
         if ROOT not in rules:
@@ -186,7 +179,7 @@ def text_length(rules: Rules) -> int:
 
 
 def without_characters(rules: Rules, unknown: CharSet) -> Rules:
-    """Raises InvalidSchema if nothing is left."""
+    """Forbid these characters. Raises InvalidSchema if nothing is left."""
     if not unknown:
         return rules
 
@@ -267,7 +260,6 @@ def _last(name: str, names: dict[str, str]) -> str:
 
 
 def pruned_rules(rules: Rules) -> Rules:
-    """Return the rules that are reachable and can end, or {} if nothing matches."""
     found = _productive(rules)
     return _reachable(_merged(found)) if ROOT in found else {}
 
@@ -311,10 +303,7 @@ def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None
 
 
 def _first_alike(rules: Mapping[RuleKey, Expr]) -> dict[RuleKey, RuleKey]:
-    """First rule with the same meaning: equal in itself and in all rules that it names.
-
-    Groups of rules that look alike are split until nothing changes.
-    """
+    """Groups of rules that look alike are split until nothing changes."""
     marks: dict[RuleKey, object] = {(key, name): (name, expr) for (key, name), expr in rules.items()}
     num_groups = 0
     while True:

@@ -181,7 +181,7 @@ def _any_escape() -> Expr:
 
 @functools.cache
 def _any_character() -> Expr:
-    """Without lone surrogates."""
+    """Lone surrogates are left out."""
     unit = alt(
         seq(Chars(_HEX - CharSet.chars("dD")), repeat(Chars(_HEX), 3, 3)),
         seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("01234567")), repeat(Chars(_HEX), 2, 2)),
@@ -192,7 +192,7 @@ def _any_character() -> Expr:
 
 
 def _surrogates() -> Expr:
-    r"""Without the first `\u`."""
+    r"""Low and high half, behind the first `\u`."""
     two = repeat(Chars(_HEX), 2, 2)
     high = seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("89abAB")), two)
     return seq(high, Text("\\u"), Chars(CharSet.chars("dD")), Chars(CharSet.chars("cdefCDEF")), two)
@@ -280,7 +280,6 @@ class _MarkFree(RuleProduct[int]):
 def value_writing(
     grammar: GrammarBuilder, spelling: ValueSpelling, whitespace: Whitespace
 ) -> tuple[Punctuation, JsonText, JsonText]:
-    """Return the marks, and the spelling of texts and of names."""
     mark = Text(spelling.mark) if spelling.mark_token is None else Token(spelling.mark_token)
     match spelling.notation:
         case Notation.JSON:
