@@ -88,8 +88,7 @@ def _run(command: Sequence[str]) -> None:
 
 def build_portable(compiler: str = "", *, machine: str = "", beside: Path = LIBRARY) -> list[Path]:
     """Compile a library for each level. Raises `BuildFailed`. `machine`: "" for this machine's
-    architecture.
-    """
+    architecture."""
     machine = machine or platform.machine()
     levels = LEVELS.get(machine)
     if levels is None:
@@ -105,8 +104,7 @@ def level_library(level: str, beside: Path = LIBRARY) -> Path:
 
 def build_if_changed(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> bool:
     """Return False if sources, compiler and CPU are the same. Raises `BuildFailed` after deleting an outdated
-    library.
-    """
+    library."""
     key, key_file = _key(compiler), target.with_suffix(".key")
     if target.exists() and key_file.exists() and key_file.read_text() == key:
         return False

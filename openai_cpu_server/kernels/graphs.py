@@ -141,8 +141,7 @@ class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
     """(outputs, bytes of a row); for experts or batches (experts, outputs, bytes)."""
     activations: Floats
     """(rows, depth); for experts (tokens, slots or 1, depth); for batches (batches, rows, depth), with a
-    multiple of the weights' batches.
-    """
+    multiple of the weights' batches."""
     weight_type: GgmlType
     experts: Ints | None = None
     """(tokens, slots)"""
@@ -278,8 +277,7 @@ class GgmlGraphs:
     @contextmanager
     def multiplying_each(self, cases: Sequence[ProductCase]) -> Iterator[Computing]:
         """Compute products in one graph, because starting one takes longer than a small product. Results are
-        concatenated.
-        """
+        concatenated."""
         arrays = [array for case in cases for array in (case.weights, case.activations)]
         with self._context(*arrays, *(np.empty(case.shape, np.float32) for case in cases)) as context:
             activations = {id(case.activations): case.activations for case in cases}

@@ -104,8 +104,7 @@ PROMPTS: tuple[AttentionShape, ...] = (
 
 def attention_proofs(shapes: Iterable[AttentionShape] = _SHAPES) -> Iterator[Operation]:
     """One shared row, many rows; tiles, a ragged end, holes; wide and latent heads; shared masks; heads of
-    encoders without masks.
-    """
+    encoders without masks."""
     random = np.random.default_rng(0)
     for rows, cells, heads, kv_heads, width, value_width, cell_type in shapes:
         q = random.standard_normal((2, rows, heads, width), np.float32)

@@ -134,8 +134,7 @@ class LlamaBackend:
 
     def warm_up(self) -> bool:
         """Compute a token, so that no request pays for the first use of the weights. Return False if
-        interrupted.
-        """
+        interrupted."""
         self._batch.fill([Span(slot=0, start=0, tokens=(self._any_token,), sample=True)])
         with self._abort.armed():
             is_done = self._context.decode(self._batch)
@@ -353,8 +352,7 @@ class LlamaBackend:
 
     def _drafts_last(self, spans: Sequence[Span]) -> list[list[Span]]:
         """Put spans with drafts last: llama.cpp leaves snapshots behind when it moves a state for other
-        sequences.
-        """
+        sequences."""
         drafting = [span for span in spans if span.draft]
         if not self.info.state_bytes or not drafting:
             return [list(spans)]

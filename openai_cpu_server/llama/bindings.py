@@ -1,6 +1,5 @@
 """llama-cpp-python's ctypes bindings without its `__init__`, which imports numpy, jinja2 and more (0.16 s of
-CPU time).
-"""
+CPU time)."""
 
 from __future__ import annotations
 

@@ -113,7 +113,6 @@ class _HeadCells:
         return self._batch.capacity
 
     def unread(self, slot: int, track: _Track, end: int) -> list[HeadToken]:
-        """Return the tokens before `end` that the head has to read."""
         if not self.keeps_cells:
             return []
         if self._ends.get(slot, end) > end:

@@ -19,7 +19,7 @@ _MOST_PADDING = 256
 """Some models of a family have meaningless tokens at the end."""
 _LEAST_SURE = 0.4
 _FREE_SHARE = 16
-"""Cells divided by those reserved for the growth of sequences in the pool."""
+"""Part of the cells that is reserved for the growth of sequences in the pool."""
 
 
 class DraftRequest(NamedTuple):

@@ -32,8 +32,7 @@ INPUTS_MAX = SLOTS_MAX
 
 class PoolingContext(OwnedContext):
     """Context of isolated sequences. An encoder keeps no cells and needs all inputs at once; a causal model
-    has cells for one step.
-    """
+    has cells for one step."""
 
     def __init__(
         self,

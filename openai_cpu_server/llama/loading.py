@@ -177,8 +177,7 @@ class _Loader:
 
     def _open_model(self, weights: WeightsPlan) -> tuple[Model, WeightsPlan]:
         """Skip a damaged head. llama.cpp takes a file without the head's tensors only if its metadata have no
-        head.
-        """
+        head."""
         try:
             return self._opened(weights, self._on_progress), weights
         except StartupError as error:

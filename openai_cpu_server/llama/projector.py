@@ -41,8 +41,7 @@ _MARKER = b"<__media__>"
 _LARGE = PictureSize(2048, 2048)
 _LEAST_SOUND_S = 0.1
 """libmtmd crashes on one sample, and on less than two frames before some encoders. OpenAI requires
-as much.
-"""
+as much."""
 _MOST_SOUND_ROWS = 4096
 """Some encoders attend to all of a sound at once."""
 _PAUSE_S = 0.01
@@ -56,8 +55,7 @@ class EncodedRows(NamedTuple):
     """(rows, width of the model's input)"""
     places: npt.NDArray[np.int32]
     """(4, rows): time, y and x relative to the first position, and 0; or the row's number if positions are
-    consecutive.
-    """
+    consecutive."""
 
 
 RowsKey = tuple[str, int]

@@ -210,7 +210,7 @@ class DryRepetitions:
 
 
 def common_suffixes(tokens: Sequence[int]) -> NDArray[np.int32]:
-    """Return how many tokens up to each place equal the last ones (Z algorithm)."""
+    """Count equal last tokens at each place (Z algorithm)."""
     backwards = tokens[::-1]
     count = len(backwards)
     lengths = [0] * count
@@ -246,8 +246,7 @@ _DEPTHS = (8.0, 16.0)
 
 class Scratch:
     """Buffers shared by all samplers. Mapping numpy's temporaries takes longer than the arithmetic
-    (docs/measurements.md).
-    """
+    (docs/measurements.md)."""
 
     def __init__(self, vocab_size: int) -> None:
         assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
@@ -389,8 +388,7 @@ def draw(
     logits: Logits, temperature: float, chance: float, scratch: Scratch, forbidden: Forbidden | None = None
 ) -> int:
     """Return the index at the quantile `chance` of the softmax. The largest logit must be finite, and not
-    forbidden.
-    """
+    forbidden."""
     if len(logits) <= _FEW:  # half of the overhead, and nothing overflows
         exact = logits.astype(np.float64)
         weights = np.exp((exact - exact.max()) / max(temperature, COLDEST))

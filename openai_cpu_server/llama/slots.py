@@ -63,14 +63,12 @@ class OpenSlot:
         self.rows_keys = [(verb.media_items[one.item].digest, one.part) for one in verb.media]
         self.is_behind = False
         """True after a rollback: llama.cpp restores the snapshot only at the next token, so other slots
-        cannot have it yet.
-        """
+        cannot have it yet."""
         self._sampler = sampler
 
     def position(self, index: int) -> int:
         """Return the position behind all rows that share one place, because their cells belong to the range
-        before.
-        """
+        before."""
         lost = 0
         for one in self.media:
             if one.rows.has_one_place and one.start < index:

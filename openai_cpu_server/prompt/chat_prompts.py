@@ -300,8 +300,7 @@ _ELSE = "\ue000"
 
 def parting_conversations(messages: Sequence[Message]) -> list[Sequence[Message]]:
     """Return conversations that begin like this one: another first text, a next turn, and, after calls,
-    further calls.
-    """
+    further calls."""
     user, answer = {"role": "user", "content": _ELSE}, {"role": "assistant", "content": _ELSE}
     head = [*takewhile(lambda each: each.get("role") in ("system", "developer"), messages)]
     finished = messages[:-1] if _ends_with(messages, "assistant") else messages
@@ -446,8 +445,7 @@ class ChatPrompts:
         self, template: PromptTemplate, chat: Conversation, messages: Sequence[Message]
     ) -> ChatText:
         """Write all but plain chat in words if the template rejects or loses a message; only tools if a tool
-        is the cause.
-        """
+        is the cause."""
         shows_thoughts = self.reasoning is not None and self.reasoning.echo is not ReasoningField.NOWHERE
         ways, failures = list[ChatText](), list[TemplateFailed]()
         functions = [tool.get("function") for tool in chat.tools]
@@ -514,8 +512,7 @@ def whole_prompt(
     parse_special: bool = True,
 ) -> tuple[int, ...]:
     """Encode texts and ids, with BOS unless the prompt has it. All texts but the first are one
-    piece of work.
-    """
+    piece of work."""
     items = [prompt] if isinstance(prompt, str) else prompt
     texts = [item for item in items if isinstance(item, str)]
     require_room(tokenizer, "".join(texts), most_tokens, len(items) - len(texts))
@@ -543,8 +540,7 @@ class RerankTemplate:
 
     def __init__(self, source: str | PromptTemplate) -> None:
         """`source`: text with `{query}` and `{document}` (llama.cpp), or a chat template with these roles
-        (vLLM).
-        """
+        (vLLM)."""
         self._parts = _PLACE.split(source) if isinstance(source, str) else None
         self._template = None if isinstance(source, str) else source
         answers = _YES_OR_NO.search(self.render(_QUERY, _DOCUMENT))

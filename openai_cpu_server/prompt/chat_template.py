@@ -274,8 +274,7 @@ _TRYING_STEPS = 20_000
 
 class ChatTemplate:
     """Thread-safe. Rendering takes milliseconds, or seconds for a hostile template. Raises StartupError for
-    bad source.
-    """
+    bad source."""
 
     def __init__(
         self,

@@ -1,6 +1,5 @@
 """Conversations as a template can show them, without loss of text: results behind their calls, turns where it
-accepts them.
-"""
+accepts them."""
 
 from __future__ import annotations
 
@@ -148,8 +147,7 @@ def adapted(
     shows_thoughts: bool = False,
 ) -> tuple[list[Message], Tools]:
     """Return bound messages as the template can show them, and the tools left for it. Raises
-    InvalidRequest.
-    """
+    InvalidRequest."""
     calls = None if form.replaces_template else shape.calls
     turns: list[Message] = []
     for index, message in enumerate(messages):

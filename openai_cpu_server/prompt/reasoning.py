@@ -1,6 +1,5 @@
 """Thoughts before an answer: model families' marks (data in `reasoning.toml`), and how a template
-takes them.
-"""
+takes them."""
 
 from __future__ import annotations
 

@@ -240,8 +240,7 @@ class _Compiler:
 
     def _distinct(self, goal: Goal, hint: str) -> Expr | None:
         """Return None if the engine would not see where values end. Numbers end with what follows them, so
-        they stand alone.
-        """
+        they stand alone."""
         if not self._is_json:
             return None
         if not self._goals.satisfiable(goal, JsonKind.NUMBER):

@@ -26,14 +26,13 @@ Bytes = npt.NDArray[np.uint8]
 
 _SPARE_BYTES = 64 * 2**20
 """Memory of dropped blocks for new ones. Faulting in fresh memory takes six times as long as
-copying into it.
-"""
+copying into it."""
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _PAGE = 4096
 _HUGE_PAGE = 2 * 2**20
 _SMALL = 32
-"""Smaller parts of a huge page have small pages, because a slab would waste more."""
+"""Part of a huge page below which blocks have small pages, because a slab would waste more."""
 
 
 class _Slab(NamedTuple):

@@ -349,8 +349,7 @@ class Context(OwnedContext):
 
     def decode(self, batch: NativeBatch) -> bool:
         """Return False if interrupted, which may leave cells that the caller must trim. Raises
-        `DecodeFailed`.
-        """
+        `DecodeFailed`."""
         log = native_log().cleared()
         code = self._run(llama_cpp.llama_decode, batch)
         if code in (0, 2):
@@ -406,8 +405,7 @@ class Context(OwnedContext):
 
     def trim(self, slot: int, start: int) -> None:
         """Remove cells from `start` on. A state must stand there or be able to roll back; start 0 removes it
-        too.
-        """
+        too."""
         for sequence in self.sequences.of(slot):
             if not llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, start, -1):
                 raise DecodeFailed(

@@ -44,7 +44,7 @@ Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], Skippe
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a GGUF file behind its magic. Mapped, its truncation would kill the process."""
+    """Open a GGUF file behind its magic, unmapped, because a truncation would kill the process."""
     try:
         file = path.open("rb")
     except FileNotFoundError:

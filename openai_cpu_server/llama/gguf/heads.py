@@ -195,7 +195,6 @@ def _bytes_of_token(header: GgufHeader, first: int, end: int) -> float:
 
 
 def relative_cost(head: PredictionHead, model: GgufHeader) -> float:
-    """Return the cost of a drafted token relative to one of the model."""
     num_layers = layer_count(model) - head_count(model)
     end = layer_count(head.header)
     first = 0 if head.kind is HeadKind.SHARED else end - head.num_heads

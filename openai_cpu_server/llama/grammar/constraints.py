@@ -38,7 +38,6 @@ class TriggerSearch:
         self._tail = b""
 
     def rest_behind(self, piece: bytes) -> bytes | None:
-        """Return the text behind the first trigger that the piece completes."""
         text = self._tail + piece
         ends = [at + len(t) for t in self._triggers if (at := text.find(t)) >= 0]
         return text[min(ends) :] if ends else None

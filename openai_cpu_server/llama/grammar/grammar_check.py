@@ -41,7 +41,7 @@ _BLANKS = re.compile(rb'("(?:[^"\\]|\\.)*"?)|\s+', re.DOTALL)
 _NOT_NULL = re.compile(rb"[^\0]")
 """Bytes of a mask that allow tokens. Readers need not load numpy."""
 _TAIL = 64
-"""Bytes of an item by which its end is found in the output."""
+"""Bytes by which an item's end is found in the output."""
 
 
 class _OpenList(NamedTuple):
@@ -79,8 +79,7 @@ class ListItems(msgspec.Struct, frozen=True):
 
     def behind(self, text: bytes, matcher: LLMatcher) -> ListItems | None:
         """Return None if an item is in its list already. `matcher` has consumed the token, and was never
-        taken back.
-        """
+        taken back."""
         lists = [each.behind(text) for each in self.lists]
         output, end = self._tail + text, len(self._tail)
         captures = [] if _ENDS_OF_ITEMS.isdisjoint(text) else matcher.get_captures()

@@ -33,7 +33,6 @@ _ROUNDS = 4
 _STEEPEST_FALL = 1.6
 """Largest ratio of a size's cost to a larger size's: a full tile of 16 was seen to save a third."""
 _SIZES_SHARE = 0.5
-"""Share of the time for the first round over all sizes."""
 _LEAST_CONTEXT = 256
 """Cells that make the price exact enough."""
 _LEAST_CHUNKS = 2

@@ -37,8 +37,7 @@ _MOST_ROUNDS, _LEAST_ROUNDS, _TILE_ROUNDS = 7, 2, 5
 _BUDGET_S = 0.4
 _CLEARLY = 0.95
 """Largest share of the time at which another layout is chosen, because repacking delays the start and takes
-memory.
-"""
+memory."""
 _LEAST_OUTPUTS = 64
 _EMBEDDING, _OUTPUT, _OF_EXPERTS = "token_embd.weight", "output.weight", "_exps.weight"
 _NOT_COMPARED = ("f32", "f64", "i8", "i16", "i32", "i64")

@@ -120,7 +120,6 @@ class Probe:
 CONTEXT = 1024
 """Most cells."""
 _CONTEXT_SHARE = 0.75
-"""Share of the time after which the context must be computed."""
 _STEP = TILE_TOKENS
 """Whole tile of a prompt, which has nearly all of the pairs."""
 _REPEATS = 3

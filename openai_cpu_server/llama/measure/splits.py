@@ -96,7 +96,6 @@ class SplitTimes(msgspec.Struct, frozen=True):
     times: tuple[SplitTime, ...] = ()
 
     def of(self, kind: SplitKind, split: Split) -> SplitTime | None:
-        """Find a split of this kind with about as many layers and experts."""
         near = max(2, split.num_layers // 8)
         return next(
             (
@@ -141,7 +140,6 @@ class SplitRace:
         return len(self._candidates) == 1 or len(self.times) == len(self._candidates)
 
     def best(self) -> Split:
-        """Return the fastest split if it is clearly faster than the first choice."""
         first = next(iter(self._candidates))
         costs = {kind: ms for kind, ms in self.times.items() if ms is not None}
         if self.times.get(first, 0.0) is None:  # it was tried, and failed

@@ -148,13 +148,12 @@ NUM_COPYING = 2
 """One for copies of cells, and one for padding."""
 _MOST_ROLLBACK_STATES = 32
 _ROLLBACK_SHARE = 8
-"""Free memory divided by the most that rollback states may take."""
+"""Part of the free memory for rollback states."""
 
 
 def rollback_states(max_seqs: int, state_bytes: int, free_bytes: int) -> int:
     """Return how many states an interrupted step may roll back to. llama.cpp makes all of them resident at
-    the start.
-    """
+    the start."""
     most = free_bytes // _ROLLBACK_SHARE // state_bytes if state_bytes else 0
     return min(max_seqs, _MOST_ROLLBACK_STATES, most)
 
@@ -272,7 +271,7 @@ _BATCH_TOKENS_MIN = 32
 LEAST_TOKENS = 512
 """Floor of an encoder's longest input."""
 _SHARE_OF_MEMORY = 8
-"""Free memory divided by the most that logits may take. llama.cpp reserves a row for each token of a step."""
+"""Part of the free memory for logits. llama.cpp reserves a row for each token of a step."""
 _LOGIT_BYTES = 4
 
 
@@ -353,8 +352,7 @@ class HostMemory(NamedTuple):
         device_memory: DeviceMemory = _NO_DEVICE_MEMORY,
     ) -> HostMemory:
         """Subtract the weights from the free memory. Mapped ones count, because without them steps would wait
-        for the disk.
-        """
+        for the disk."""
         weights = total_bytes(model_files(header)) + sum(encoder) - device_memory.weights
         weights += 0 if draft is None else draft.weights
         draft_cell = 0 if draft is None else draft.cell_bytes

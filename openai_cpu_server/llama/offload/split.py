@@ -130,8 +130,7 @@ def _size(header: GgufHeader, name: str) -> int:
 
 def _activation_floats(header: GgufHeader) -> int:
     """Products of a feed-forward and some rows, or those of attention. Within 4 % of ggml's reservation
-    (tests/llama/test_split.py).
-    """
+    (tests/llama/test_split.py)."""
     width, heads = _size(header, "embedding_length"), _size(header, "attention.head_count")
     num_experts = _size(header, "expert_used_count")
     expert_width = _size(header, "expert_feed_forward_length")

@@ -1,6 +1,5 @@
 """JSON, Python's literals, Gemma's notation and MiniMax M3's elements, read piece by piece into JSON, and
-written.
-"""
+written."""
 
 from __future__ import annotations
 

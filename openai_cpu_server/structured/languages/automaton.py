@@ -248,7 +248,6 @@ def _equivalent(table: list[list[int | None]], accepting: set[int]) -> list[int]
 
 
 def _split_blocks(blocks: list[set[int]], block_of: list[int], parts: dict[int, set[int]]) -> range:
-    """Return the numbers of the new blocks, each the smaller half."""
     first = len(blocks)
     for number, part in parts.items():
         rest = blocks[number]
@@ -325,8 +324,7 @@ def _bits(mask: int) -> Iterator[int]:
 
 def state_rules(automaton: Automaton, names: Sequence[str], written: Callable[[CharSet], Expr]) -> Rules:
     """Return a rule for each state, the first one for the whole. They are slower to run than one lexeme, but
-    short.
-    """
+    short."""
     rules: Rules = {}
     for state, edges in enumerate(automaton.edges):
         ends = [EMPTY] if state in automaton.accepting else []
@@ -478,8 +476,7 @@ class PlainLanguages:
 
     def _plain(self, language: Expr) -> Expr | None:
         """Counts and large parts stay apart, because the reader combines them only as far as the
-        text goes.
-        """
+        text goes."""
         if weight(language) <= _MOST_STATES and (found := self._by_automaton(language)) is not None:
             return found
         if isinstance(language, And) and any(map(_has_one_spelling, language.items)):

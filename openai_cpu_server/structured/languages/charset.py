@@ -116,8 +116,7 @@ NOT_LINE_END = ANY - CharSet.chars("\n\r\u2028\u2029")
 
 def partition(sets: Iterable[CharSet]) -> list[CharSet]:
     """Return the coarsest classes of which every set is a union. Classes of earlier sets come first; together
-    they are ANY.
-    """
+    they are ANY."""
     all_sets = [ANY, *sets]
     ranges: dict[int, list[Range]] = {}
     for low, high, inside in _stretches(all_sets):

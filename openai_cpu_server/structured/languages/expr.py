@@ -1,6 +1,5 @@
 """Interned expressions, of characters and of grammar text. Equal ones are one object, so comparing
-is cheap.
-"""
+is cheap."""
 
 from __future__ import annotations
 

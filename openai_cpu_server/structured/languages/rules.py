@@ -41,8 +41,7 @@ def order(
     rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the rules to compile before the root, and nested rules that overflow the stack,
-    outermost first.
-    """
+    outermost first."""
     found = _Visit(rules, most_levels)
     found.all_from(root)
     first = tuple(found.ends_of_pieces)
@@ -181,8 +180,7 @@ class Nullables:
 
 def _dependent(roots: Iterable[Expr]) -> tuple[dict[Expr, list[Expr]], dict[Expr, int]]:
     """Parents of each open expression, twice if it occurs twice, and the number of open items of each
-    sequence.
-    """
+    sequence."""
     parents: dict[Expr, list[Expr]] = {}
     missing: dict[Expr, int] = {}
     queue = [x for x in dict.fromkeys(roots) if _is_open(x)]

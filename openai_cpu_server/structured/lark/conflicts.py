@@ -161,7 +161,7 @@ _DEEPEST = 40
 
 
 def _loosened(expr: Expr, found: Mapping[Expr, Expr]) -> Expr:
-    """Return a superset with a small automaton. `found`: those of the parts."""
+    """Return a superset with a small automaton."""
     if isinstance(expr, Text):
         return literal(expr.text)
     if isinstance(expr, Not):
@@ -201,8 +201,7 @@ MOST_WORK = 3_000
 
 def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
     """Compare the lexemes of each place if some conflict when all are read everywhere, as far as the work
-    allows.
-    """
+    allows."""
     leads = FirstBytes()
     first_bytes = {name: leads.mask(expr) for name, expr in plan.lexemes.items()}
     follow = Following(plan.rules, plan.lexemes, first_bytes, work).result()

@@ -127,8 +127,7 @@ class Goals:
 
     def satisfiable(self, goal: Goal, kind: JsonKind | None = None) -> bool:
         """Return False only if surely no value fits; deep recursion counts as satisfiable. `kind`: None for
-        any type.
-        """
+        any type."""
         if goal == ANYTHING:
             return True
         if kind is None:

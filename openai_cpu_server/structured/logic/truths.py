@@ -1,6 +1,5 @@
 """Plain truths about nodes. Without them, `oneOf` of many objects, and many `if`s, would be unfolded in every
-combination.
-"""
+combination."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ def settled(
     meanwhile: V,
 ) -> V:
     """Compute values from those of the parts, without recursion. A key that depends on itself counts as
-    `meanwhile`.
-    """
+    `meanwhile`."""
     stack = [] if start in values else [_opened(start, values, parts, meanwhile)]
     while stack:
         key, needed = stack[-1]

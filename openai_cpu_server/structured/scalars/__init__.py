@@ -1,3 +1,2 @@
 """Languages of scalars: numbers within bounds, patterns with look-around, formats. They are exact, or
-InvalidPattern has the position of what is not regular.
-"""
+InvalidPattern has the position of what is not regular."""

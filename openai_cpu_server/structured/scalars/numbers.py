@@ -257,6 +257,6 @@ def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:
 
 
 def _beside(digits: str, others: Callable[[int], CharSet]) -> list[Expr]:
-    """Return the fractions with one other digit, behind equal ones. `others`: by a digit's code."""
+    """Return the fractions with one other digit, behind equal ones."""
     found = [(digits[:i], others(ord(digit))) for i, digit in enumerate(digits)]
     return [seq(literal(same), Chars(chars), _SOME_DIGITS) for same, chars in found if chars]

@@ -93,8 +93,7 @@ class Properties(msgspec.Struct, frozen=True):
     rest: int
     writes_rest: bool | None = None
     """False: names are declared and others not mentioned, so that none are written. True: others are allowed
-    explicitly.
-    """
+    explicitly."""
 
 
 class Required(msgspec.Struct, frozen=True):

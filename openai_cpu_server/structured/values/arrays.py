@@ -225,8 +225,7 @@ class ArrayRules:
 
 def _step(count: int, need: Need, is_hit: bool) -> tuple[Goal, int | None]:
     """New count None: the item may not meet the need. Without an upper limit the count stops once it is high
-    enough.
-    """
+    enough."""
     if is_hit:
         most = need.low if need.high is None else need.high
         return need.item, count + 1 if count < most else None

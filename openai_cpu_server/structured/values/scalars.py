@@ -150,7 +150,7 @@ class ScalarLexemes:
 
 
 _MANY_TEXTS = 8
-"""The reader excludes more texts, because an automaton would have a state for each letter."""
+"""Number of texts that the reader excludes, because an automaton would have a state for each letter."""
 
 
 def _without_texts(language: Expr) -> tuple[Expr, list[str]]:
@@ -285,8 +285,7 @@ class NumberLanguages:
 
 def _exact_bound(greatest: int, step: int) -> int:
     """Return a bound of the multiples up to `greatest` that is exact as a double. Some multiples may be above
-    it.
-    """
+    it."""
     bound = greatest + step - 1
     if bound >= _GREATEST_INT:
         return _GREATEST_INT
