@@ -140,8 +140,8 @@ class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
     weights: Packed
     """(outputs, bytes of a row); for experts or batches (experts, outputs, bytes)."""
     activations: Floats
-    """(rows, depth); for experts (tokens, slots or 1, depth); for batches (batches, rows, depth), with a
-    multiple of the weights' batches."""
+    """(rows, depth); for experts (tokens, slots or 1, depth); for batches (batches, rows, depth), batches a
+    multiple of the weights'."""
     weight_type: GgmlType
     experts: Ints | None = None
     """(tokens, slots)"""

@@ -144,10 +144,10 @@ class LlamaBackend:
         return is_done
 
     def execute(self, step: Step) -> StepResult:
-        """Execute the verbs, compute the spans and sample. Padding that does not fit is dropped.
+        """Execute the verbs, compute the spans and sample. Raises `DecodeFailed` or `BadLogits`; then the
+        backend is unusable.
 
-        An interrupted step has executed its verbs. Raises `DecodeFailed` or `BadLogits`; then the backend is
-        unusable.
+        An interrupted step has executed its verbs. Padding that does not fit is dropped.
         """
         rollback = self._rollback(step)
         with self._abort.armed(is_armed=rollback is not None):
@@ -342,8 +342,8 @@ class LlamaBackend:
     def _apart(self, spans: Sequence[Span]) -> list[list[Span]]:
         """Group spans so that only graphs of one sequence are aborted.
 
-        llama.cpp moves states side by side, and an aborted graph may leave any half moved. Steps of unequal
-        lengths pass over the weights twice anyway.
+        An aborted graph may leave any sequence's state half moved. Steps of unequal lengths pass over the
+        weights twice anyway.
         """
         least = 1 if self._loaded.model.is_computed_apart else 2
         single = [span for span in spans if span.num_tokens < least]

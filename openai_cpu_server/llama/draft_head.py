@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 _MOST_UNREAD = 8
 """Computed tokens that the next draft reads without another call."""
 _MOST_UNREAD_IDLE = 128
-"""The same while no drafts are made, because reading may be in vain.
+"""The same while no drafts are made. Behind them is a hole.
 
-Behind them is a hole. Drafts of a step read at most as many, so that its streams do not wait.
+Drafts of a step read at most as many, so that its streams do not wait.
 """
 _IDLE_STEPS = 16
 """Steps without a possible draft after which a head is idle."""

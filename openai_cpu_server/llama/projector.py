@@ -1,5 +1,4 @@
-"""Encoder of pictures and sounds: llama.cpp's libmtmd. Its thread computes while the engine's waits, by
-turns.
+"""Encoder of pictures and sounds: llama.cpp's libmtmd, in a thread that takes turns with the engine's.
 
 An operation longer than a turn ends beside the steps, with Linux's lowest priority.
 """

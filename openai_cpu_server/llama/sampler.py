@@ -139,7 +139,7 @@ class BadWords:
 
 
 class DryRepetitions:
-    """Penalties of `llama_sampler_init_dry`. Breakers are found by text.
+    """Penalties of `llama_sampler_init_dry`, whose breakers are found by text.
 
     Construction takes linear time, a token one pass of numpy.
     """

@@ -90,7 +90,6 @@ class Literals:
     spells.
 
     Text around them is tokenised without control tokens, up to the template's, where tokenisers cut anyway.
-    So all other tokens stay the same.
     """
 
     def __init__(self, names: ControlNames, marks: re.Pattern[str] | None = None) -> None:

@@ -38,10 +38,9 @@ class BatchLayout(NamedTuple):
 
 
 class SlotSequences(NamedTuple):
-    """llama.cpp's sequence ids of a slot: its number, and that of its guard.
+    """llama.cpp's sequence ids of a slot: its number, and that of its guard, a second owner of its cells.
 
-    llama.cpp reuses a cell that a window has passed if exactly one sequence owns it. The guard is a second
-    owner.
+    llama.cpp reuses a cell that a window has passed if exactly one sequence owns it.
     """
 
     num_guarded: int = 0

@@ -1,7 +1,7 @@
 """Race of the splits that fit on a device.
 
-Each attempt is recorded before, because some drivers end the process when memory runs out; the next start
-skips such a split.
+Attempts are recorded before they begin, because some drivers end the process when memory runs out; the next
+start skips them.
 """
 
 from __future__ import annotations

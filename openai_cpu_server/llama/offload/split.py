@@ -1,6 +1,6 @@
-"""Parts of a model that fit on a device. llama.cpp counts layers from the end, the output first.
+"""Parts of a model that fit on a device. Embeddings stay on the CPU.
 
-Embeddings stay on the CPU. Cells and state of a layer lie with it, or on the CPU.
+llama.cpp counts layers from the end, the output first.
 """
 
 from __future__ import annotations

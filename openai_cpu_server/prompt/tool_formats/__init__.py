@@ -1,7 +1,6 @@
-"""Formats in which models write tool calls, and their readers. The API picks one by a model's template.
+"""Formats in which models write tool calls, as data (`forms.toml`) where possible, and their readers.
 
-Prompts, readers and grammars come from data (`forms.toml`) where possible. No part of a call is reported as
-content.
+The API picks one by a model's template. No part of a call is reported as content.
 """
 
 from __future__ import annotations

@@ -64,8 +64,7 @@ def has_mark(text: str) -> bool:
 
 
 def regex_of(pattern: Pattern, name: str = _NAME) -> str:
-    """The name is the group. An open end stops before a mark. A name at the beginning is tried once, not from
-    each letter."""
+    """The name is the group, tried once and not from each letter. An open end stops before a mark."""
     if pattern[0] is PatternSlot.NAME and name == _NAME:
         name = rf"(?<![A-Za-z0-9_.-]){name}"
     slots = {**_REGEX, PatternSlot.NAME: name}

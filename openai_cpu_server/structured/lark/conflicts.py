@@ -1,7 +1,7 @@
-"""Search for lexemes that must be broken. llguidance reads all lexemes of a place at once, and never turns
-back.
+"""Search for lexemes that must be broken, because llguidance reads all lexemes of a place at once, without
+turning back.
 
-That is exact if the byte that may follow a lexeme continues none being read; else the lexemes that could
+Reading is exact if the byte that may follow a lexeme continues none being read; else those that could
 continue are broken. Single characters and control tokens never conflict.
 """
 

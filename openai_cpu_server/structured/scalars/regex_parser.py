@@ -1,4 +1,4 @@
-r"""Parsers of regular expressions of ECMAScript and Rust. Groups capture nothing.
+r"""Parsers of regular expressions of ECMAScript and Rust.
 
 `\d`, `\w` and `\b` are ASCII only, while `\s` is all white space of Unicode. A character is a code point, as
 with the flag `u`.

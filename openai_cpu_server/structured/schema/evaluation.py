@@ -1,7 +1,6 @@
-"""Parts of an object or array that schemas evaluate. Each choice of passing alternatives is one way.
+"""Parts of an object or array that schemas evaluate: one way for each choice of passing alternatives.
 
-A way need not name failing alternatives: it just sees less, and leaves more to constrain. All ways together
-are exact.
+A way need not name failing alternatives: it just sees less, and leaves more to constrain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A grammar under construction. llguidance reads a rule of characters as one lexeme, greedily.
+"""A grammar under construction. Rules of characters are lexemes, which llguidance reads greedily.
 
-Two lexemes that begin alike must end alike, so strings, numbers and keys are rules of their own. A rule with
-punctuation refers to the recursive rule `never`, which matches nothing, and so stays a rule.
+Lexemes that begin alike must end alike, so strings, numbers and keys are rules of their own. The recursive
+rule `never`, which matches nothing, keeps a rule with punctuation a rule.
 """
 
 from __future__ import annotations
