@@ -1,6 +1,7 @@
-"""Compiles the library of kernels: `python -m openai_cpu_server.kernels.build`. A portable wheel has one per
-CPU level, from which `library.py` chooses. Imports only the standard library, because it runs before anything
-is installed."""
+"""Compiles the kernels, for a portable wheel once per CPU level: `python -m openai_cpu_server.kernels.build`.
+
+Imports only the standard library, because it runs before anything is installed.
+"""
 
 from __future__ import annotations
 
@@ -86,10 +87,8 @@ def _run(command: Sequence[str]) -> None:
 
 
 def build_portable(compiler: str = "", *, machine: str = "", beside: Path = LIBRARY) -> list[Path]:
-    """Compile a library for each level. Raises `BuildFailed`.
-
-    `machine`: target architecture, or "" for this machine's.
-    """
+    """Compile a library for each level. Raises `BuildFailed`. `machine`: "" for this machine's
+    architecture."""
     machine = machine or platform.machine()
     levels = LEVELS.get(machine)
     if levels is None:
@@ -104,8 +103,8 @@ def level_library(level: str, beside: Path = LIBRARY) -> Path:
 
 
 def build_if_changed(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NATIVE) -> bool:
-    """Compile, and return True, unless the library has the same sources, compiler and CPU. Raises
-    `BuildFailed` after deleting an outdated library."""
+    """Return False if sources, compiler and CPU are the same. Raises `BuildFailed` after deleting an outdated
+    library."""
     key, key_file = _key(compiler), target.with_suffix(".key")
     if target.exists() and key_file.exists() and key_file.read_text() == key:
         return False
@@ -116,7 +115,6 @@ def build_if_changed(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequenc
 
 
 def _compiler(command_line: str) -> list[str]:
-    """The command may carry options, as in `ccache g++`."""
     candidates = [shlex.split(command_line)] if command_line.strip() else [["c++"], ["g++"], ["clang++"]]
     for command in candidates:
         if shutil.which(command[0]):
@@ -134,7 +132,6 @@ def _key(compiler: str) -> str:
 
 
 def cpu_flags() -> str:
-    """Features that Linux reports for the first core."""
     try:
         lines = _CPU_INFO.read_text("utf-8").splitlines()
     except OSError:

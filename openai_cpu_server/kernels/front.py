@@ -1,5 +1,8 @@
 """Runs the `main` of a module with the kernels in front of ggml: `python -m openai_cpu_server.kernels.front
-MODULE ...`. Importing llama_cpp decides which library ggml's calls reach."""
+MODULE ...`.
+
+Importing llama_cpp decides which library ggml's calls reach.
+"""
 
 from __future__ import annotations
 

@@ -18,10 +18,8 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 Packed = npt.NDArray[np.uint8]
 Computing = Callable[[int], Floats]
-"""Computes an operation with a number of threads."""
 
 _OVERHEAD_BYTES = 4 << 20
-"""Graph, tensor headers, and ggml's scratch for a few threads."""
 
 
 class GgmlType(enum.IntEnum):
@@ -84,9 +82,8 @@ _BLOCKS = {
 }
 
 TILE_TYPES = tuple(_BLOCKS)
-"""Weight types of our product kernel for tiles."""
 PRODUCT_TYPES = TILE_TYPES[:-2]
-"""Weight types of our product kernel for few rows, if `KernelLibrary.multiplies` them on this CPU."""
+"""Types for few rows, if `KernelLibrary.multiplies` them on this CPU."""
 
 
 def num_weights_of_block(kind: GgmlType) -> int:
@@ -128,7 +125,7 @@ class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
     """(rows, cells): 0, -inf, or a bias."""
     cell_type: GgmlType = GgmlType.F16
     value_type: GgmlType | None = None
-    """Type of the values, or None for that of the keys."""
+    """Type, or None for the keys'."""
     values_in_keys: bool = False
     """True: values are a view of the first numbers of the keys, and must equal them."""
     scale: float = 1.0
@@ -141,22 +138,21 @@ class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
 
 class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
     weights: Packed
-    """(outputs, bytes of a row) in the type's format; for experts or batches (experts, outputs, bytes)."""
+    """(outputs, bytes of a row); for experts or batches (experts, outputs, bytes)."""
     activations: Floats
-    """(rows, depth); for experts (tokens, slots or 1, depth); for batches (batches, rows, depth), with a
-    multiple of the weights' batches."""
+    """(rows, depth); for experts (tokens, slots or 1, depth); for batches (batches, rows, depth), batches a
+    multiple of the weights'."""
     weight_type: GgmlType
     experts: Ints | None = None
-    """(tokens, slots): expert of each slot of a token."""
+    """(tokens, slots)"""
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """(outputs, depth), or (experts, outputs, depth)."""
         return *self.weights.shape[:-1], self.activations.shape[-1]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the result: (rows, outputs), (tokens, slots, outputs), or (batches, rows, outputs)."""
+        """(rows, outputs), (tokens, slots, outputs), or (batches, rows, outputs)."""
         rows = self.activations.shape[:-1] if self.experts is None else self.experts.shape
         return *rows, self.weights.shape[-2]
 
@@ -179,7 +175,7 @@ class DeltaNetCase(RecurrentCase, frozen=True, kw_only=True):
     """(sequences, tokens, heads, width)"""
     keys: Floats
     values: Floats
-    """Same shape; heads may be a multiple of those of queries and keys."""
+    """(sequences, tokens, heads, width); heads may be a multiple of those of queries and keys."""
     gates: Floats
     """(sequences, tokens, heads, 1), or one per column: logarithm of a state's remaining share."""
     betas: Floats
@@ -192,7 +188,7 @@ class ScanCase(RecurrentCase, frozen=True, kw_only=True):
     steps: Floats
     """(sequences, tokens, heads)"""
     decays: Floats
-    """(heads, 1) in Mamba 2, or (heads, width) with one row per head."""
+    """(heads, 1) in Mamba 2, or (heads, width)."""
     b: Floats
     """(sequences, tokens, groups, width)"""
     c: Floats
@@ -221,7 +217,6 @@ class GgmlGraphs:
         weakref.finalize(self, ggml.ggml_backend_free, self._backend)
 
     def as_stored(self, values: Floats, cell_type: GgmlType) -> Floats:
-        """Return values after rounding to a storage type."""
         with self._context(values, values) as context:
             stored = self._tensor(context, values, cell_type)
             node = self._ggml.ggml_cast(context, stored, GgmlType.F32)
@@ -229,10 +224,9 @@ class GgmlGraphs:
 
     @contextmanager
     def attending(self, *cases: AttentionCase, masks_change: bool = False) -> Iterator[Computing]:
-        """Compute attention repeatedly. Several cases are one graph, as of layers, with the last one's
-        result; those with the same mask object share its tensor.
+        """Compute several cases in one graph, like layers, with the last one's result.
 
-        `masks_change`: store masks again each time.
+        Cases with the same mask object share its tensor. `masks_change`: store masks again each time.
         """
         arrays = [array for case in cases for array in (case.q, case.k, case.v, case.mask)]
         masks = {id(case.mask): case.mask for case in cases if case.mask is not None}
@@ -267,7 +261,7 @@ class GgmlGraphs:
 
     @contextmanager
     def multiplying(self, case: ProductCase, *, copies: int = 1) -> Iterator[Computing]:
-        """Compute a product repeatedly with each copy of the weights in turn."""
+        """Compute a product with each copy of the weights in turn."""
         results = np.empty((copies, *case.shape), np.float32)
         with self._context(*copies * [case.weights], case.activations, results) as context:
             activations = self._tensor(context, case.activations, GgmlType.F32)
@@ -309,7 +303,6 @@ class GgmlGraphs:
 
     @contextmanager
     def recurring(self, case: RecurrentCase) -> Iterator[Computing]:
-        """Compute a layer repeatedly from the same states."""
         arrays = [value for value in msgspec.structs.astuple(case) if isinstance(value, np.ndarray)]
         with self._context(*arrays, *arrays, *4 * [case.states]) as context:
             memory = self._tensor(context, case.states, GgmlType.F32)
@@ -555,7 +548,7 @@ class StoredWeights(msgspec.Struct, frozen=True, kw_only=True):
     depth: int
     outputs: int
     num_experts: int | None = None
-    """Experts, to which rows go in turn (`ggml_mul_mat_id`), or None for one matrix (`ggml_mul_mat`)."""
+    """Rows go to experts in turn (`ggml_mul_mat_id`); None for one matrix (`ggml_mul_mat`)."""
     data: bytes
 
     @property
@@ -583,7 +576,7 @@ class LayoutGraphs(GgmlGraphs):
     def repacked(
         self, weights: StoredWeights, rows: Sequence[int]
     ) -> Iterator[Mapping[int, Computing] | None]:
-        """Products of weights repacked as at load, or None if ggml does not repack them."""
+        """Yield None if ggml does not repack these weights."""
         with ExitStack() as stack:
             context = stack.enter_context(self._room(weights, rows, 0))
             owner = stack.enter_context(self._memory(_OVERHEAD_BYTES, holds_data=False))
@@ -599,7 +592,6 @@ class LayoutGraphs(GgmlGraphs):
             yield None
 
     def _layouts(self, device: int) -> Iterator[int]:
-        """Buffer types that llama.cpp tries on the CPU, in its order."""
         registry = self._ggml.ggml_backend_dev_backend_reg(device)
         address = self._ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
         if address is None:
@@ -622,7 +614,6 @@ class LayoutGraphs(GgmlGraphs):
         return self._computing(context, [self._node(context, weights, tensor, rows)], shape)
 
     def _node(self, context: int, weights: StoredWeights, tensor: Any, rows: int) -> Any:
-        """`rows`: rows per expert."""
         count = rows * (weights.num_experts or 1)
         values = np.random.default_rng(0).standard_normal((count, weights.depth), np.float32)
         if weights.num_experts is None:

@@ -1,4 +1,4 @@
-"""C++ library of kernels: its file, obstacles to its use, and its switches."""
+"""C++ library of kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GGML_OF = "0.3.36"
 
 
 class Kernel(enum.IntEnum):
-    """Number of a kernel in the library, in the order of `native/front.cpp`."""
+    """Order of `native/front.cpp`."""
 
     ATTENTION = 0
     PRODUCTS = 1
@@ -32,8 +32,7 @@ class Kernel(enum.IntEnum):
 
 
 class KernelLibrary:
-    """Library loaded in this process, for all of which its switches hold. They may be changed only while no
-    graph is computed."""
+    """Switches hold for the process, and may be changed only while no graph is computed."""
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self._handle = handle
@@ -53,12 +52,11 @@ class KernelLibrary:
         return str(self._handle.ocs_instruction_set().decode())
 
     def multiplies(self, weight_type: int) -> bool:
-        """Return True if our kernel multiplies this `ggml_type` on this CPU."""
         return bool(self._handle.ocs_multiplies(weight_type))
 
     @property
     def why_no_tiles(self) -> str | None:
-        """Reason why this process may not use AMX, or None. The library emulates tiles without it."""
+        """Return why this process may not use AMX, which the library then emulates, or None."""
         reason = self._handle.ocs_why_no_tiles()
         return reason and str(reason.decode())
 
@@ -80,7 +78,6 @@ class KernelLibrary:
         self._handle.ocs_round_attention(on)
 
     def reset(self) -> None:
-        """Switch all kernels off, and forget decisions about types of weights."""
         self.round_attention(False)
         for kernel in Kernel:
             self.switch_off(kernel)
@@ -93,7 +90,7 @@ class KernelLibrary:
 
 
 def library_path(native: Path = LIBRARY) -> Path:
-    """Return the library compiled here, else the best of a portable build that runs here."""
+    """Return the library compiled here, else the best of a portable build."""
     existing = [path for path in _libraries(native) if path.exists()]
     return next((path for path in existing if obstacle(path) is None), existing[-1] if existing else native)
 
@@ -103,14 +100,14 @@ def _libraries(native: Path) -> list[Path]:
 
 
 def digest(native: Path = LIBRARY) -> str:
-    """Digest of all libraries here, or "" if there is none."""
+    """Return "" without a library."""
     contents = [path.read_bytes() for path in _libraries(native) if path.exists()]
     return hashlib.sha256(b"".join(contents)).hexdigest()[:16] if contents else ""
 
 
 @functools.cache
 def bindings_version() -> str | None:
-    """Version of the installed llama-cpp-python. Readers do without this import, which takes 16 ms."""
+    """Version without importing llama-cpp-python, which takes 16 ms."""
     from importlib import metadata
 
     with contextlib.suppress(metadata.PackageNotFoundError):
@@ -135,8 +132,7 @@ def obstacle(path: Path | None = None) -> str | None:
 
 
 def put_in_front(path: Path | None = None) -> None:
-    """Load the library where ggml's calls find it first, unless there is an obstacle. The first with a name
-    wins, so call this before llama_cpp is imported."""
+    """Load the library before llama_cpp is imported, because the first library with a name wins."""
     path = path or library_path()
     if obstacle(path) is None:
         ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL)

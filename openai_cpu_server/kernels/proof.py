@@ -103,8 +103,8 @@ PROMPTS: tuple[AttentionShape, ...] = (
 
 
 def attention_proofs(shapes: Iterable[AttentionShape] = _SHAPES) -> Iterator[Operation]:
-    """Every path: one shared row, many rows; tiles, a ragged end, holes; wide and latent heads; layers that
-    share a mask; heads of encoders, which have none."""
+    """One shared row, many rows; tiles, a ragged end, holes; wide and latent heads; shared masks; heads of
+    encoders without masks."""
     random = np.random.default_rng(0)
     for rows, cells, heads, kv_heads, width, value_width, cell_type in shapes:
         q = random.standard_normal((2, rows, heads, width), np.float32)
@@ -125,7 +125,7 @@ def attention_proofs(shapes: Iterable[AttentionShape] = _SHAPES) -> Iterator[Ope
 
 
 def product_proofs(library: KernelLibrary) -> Iterator[Operation]:
-    """Every type with one row, and with a full group and a rest; experts with one row per token or slot."""
+    """One row, and a full group and a rest; experts with one row per token or slot."""
     random = np.random.default_rng(0)
     kinds = list(filter(library.multiplies, PRODUCT_TYPES))
     for kind in kinds:
@@ -148,7 +148,7 @@ def product_proofs(library: KernelLibrary) -> Iterator[Operation]:
 
 
 def tile_proofs() -> Iterator[Operation]:
-    """Every type with a pair of blocks of rows and a rest; experts with enough rows and with too few."""
+    """A pair of blocks of rows and a rest; experts with enough rows and with too few."""
     random = np.random.default_rng(0)
     for kind in TILE_TYPES:
         depth = 512 if num_weights_of_block(kind) == 256 else 544
@@ -186,7 +186,7 @@ def delta_net_proofs(tokens: Iterable[int] = (70,)) -> Iterator[Operation]:
 
 
 def recurrent_proofs() -> Iterator[Operation]:
-    """Layers with one token and with a prompt; states that stay, have two readers, or are overwritten."""
+    """One token and a prompt; states that stay, have two readers, or are overwritten."""
     random = np.random.default_rng(0)
 
     def normal(*shape: int) -> Floats:
@@ -235,7 +235,6 @@ def proved(
     operations: Iterator[Operation],
     pause: Callable[[], None] = lambda: None,
 ) -> KernelState:
-    """Leave the kernel on if it agrees with ggml, else off."""
     num_proved = 0
     for operation in operations:
         num_proved += 1

@@ -1,4 +1,4 @@
-"""Implementation of the contract's `Backend`: execution of steps, and the model's adapters."""
+"""Implementation of the contract's `Backend`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Computed(NamedTuple):
 
 
 class LlamaBackend:
-    """Owns all parts of a loaded model. Not thread-safe except for `interrupt` and `forced`."""
+    """Owner of a loaded model's parts. Not thread-safe except for `interrupt` and `forced`."""
 
     def __init__(self, loaded: LoadedParts) -> None:
         self.info = loaded.info
@@ -77,9 +77,7 @@ class LlamaBackend:
             loaded.context.sequences,
         )
         self._rows: dict[int, PlacedRows] = {}
-        """Rows that are still to be computed, by slot."""
         self._reading_ms = 0.0
-        """Time of a head's reading in the present step."""
         self.threads = loaded.context.compute_threads
         self.interrupt = loaded.abort.press
         self.unready_slots = self._slots.unready
@@ -115,7 +113,7 @@ class LlamaBackend:
         return self._constraints.start(constraint, output).take_forced()
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """Load an adapter and use it once. Raises `AdapterFailed`."""
+        """Load a checked adapter and use it once. Raises `AdapterFailed`."""
         loaded = self._adapters.load(adapter)
         try:
             self._adapters.use(adapter.key)
@@ -146,8 +144,8 @@ class LlamaBackend:
         return is_done
 
     def execute(self, step: Step) -> StepResult:
-        """Execute the verbs, compute the spans and sample. Raises `DecodeFailed` or `BadLogits`, after which
-        the backend is unusable.
+        """Execute the verbs, compute the spans and sample. Raises `DecodeFailed` or `BadLogits`; then the
+        backend is unusable.
 
         An interrupted step has executed its verbs. Padding that does not fit is dropped.
         """
@@ -195,7 +193,7 @@ class LlamaBackend:
         return msgspec.structs.replace(result, encoded=is_done, encoding_ms=encoding_ms, faults=faults)
 
     def _rollback(self, step: Step) -> dict[int, int] | None:
-        """Slots that keep the slots' states, or None if the step must not stop or they cannot be kept."""
+        """Return None if the step must not stop or the states do not fit."""
         if not step.may_be_interrupted:
             return None
         if not self.info.state_bytes:
@@ -226,7 +224,6 @@ class LlamaBackend:
             self._context.share(rollback[span.slot], span.slot, 0, span.start)
 
     def _computes_numbers(self) -> bool:
-        """Compute a token. Return True if its logits are finite or no cell is free."""
         slot, token = self._sequences.padding_slot, self._any_token
         self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
         try:
@@ -277,7 +274,6 @@ class LlamaBackend:
         return msgspec.structs.replace(span, draft=span.draft[:length])
 
     def _compute(self, spans: Sequence[Span], padding: int) -> Computed | None:
-        """Return None if interrupted."""
         if any(span.slot in self._rows for span in spans):
             return self._compute_with_rows(spans, padding)
         if padding:
@@ -308,7 +304,6 @@ class LlamaBackend:
         return Computed(layout.rows, self._context.logits(num_outputs) if num_outputs else None, padding)
 
     def _compute_with_rows(self, spans: Sequence[Span], padding: int) -> Computed | None:
-        """A llama_batch has either rows or tokens; rows come first."""
         rows = {span.slot: self._rows.pop(span.slot) for span in spans if span.slot in self._rows}
         whole = [[one] for one in rows.values() if one.is_whole]
         others = [one for one in rows.values() if not one.is_whole]
@@ -327,7 +322,6 @@ class LlamaBackend:
     def _compute_groups(
         self, spans: Sequence[Span], groups: Sequence[Sequence[Span]], padding: int, *, is_apart: bool
     ) -> Computed | None:
-        """`is_apart`: groups of several sequences are not interrupted."""
         rows: dict[int, OutputRows] = {}
         found: list[Logits] = []
         num_outputs = padded = 0
@@ -346,11 +340,10 @@ class LlamaBackend:
         return Computed([rows[span.slot] for span in spans], logits, padded)
 
     def _apart(self, spans: Sequence[Span]) -> list[list[Span]]:
-        """Group spans so that each state can be restored after an interruption.
+        """Group spans so that only graphs of one sequence are aborted.
 
-        llama.cpp first moves states to put those that compute together side by side. An aborted graph may
-        leave any of them half moved, so only graphs of one sequence are aborted. That costs nothing, because
-        steps of unequal lengths pass over the weights twice anyway.
+        An aborted graph may leave any sequence's state half moved. Steps of unequal lengths pass over the
+        weights twice anyway.
         """
         least = 1 if self._loaded.model.is_computed_apart else 2
         single = [span for span in spans if span.num_tokens < least]
@@ -358,11 +351,8 @@ class LlamaBackend:
         return groups + [[span] for span in spans if span.num_tokens >= least]
 
     def _drafts_last(self, spans: Sequence[Span]) -> list[list[Span]]:
-        """Group spans so that each state can roll back to before its draft.
-
-        llama.cpp leaves snapshots behind when it moves a state for other sequences. So those with drafts come
-        last, together if llama.cpp computes them in one pass, else alone.
-        """
+        """Put spans with drafts last: llama.cpp leaves snapshots behind when it moves a state for other
+        sequences."""
         drafting = [span for span in spans if span.draft]
         if not self.info.state_bytes or not drafting:
             return [list(spans)]
@@ -443,7 +433,7 @@ class _Native(NamedTuple):
 
 @dataclass(eq=False)
 class NativeAdapters:
-    """Owns the adapters of one model, which must outlive this. Not thread-safe except for `check`."""
+    """Adapters of a model, which must outlive this. Not thread-safe except for `check`."""
 
     model: Model
     context: Context
@@ -453,8 +443,7 @@ class NativeAdapters:
     _in_use: str | None = None
 
     def check(self, adapter: Adapter) -> None:
-        """Validate the file, because llama.cpp crashes with some. Any thread may call this. Raises
-        `AdapterFailed`."""
+        """Reject files with which llama.cpp crashes. Raises `AdapterFailed`."""
         path = Path(adapter.path)
         state = _file_state(path)
         if file_digest(path) != adapter.digest:
@@ -480,7 +469,7 @@ class NativeAdapters:
         )
 
     def use(self, key: str | None) -> None:
-        """Compute with this adapter, or none, from the next decode on. A change costs some milliseconds."""
+        """Take effect from the next decode on, within some milliseconds. None: no adapter."""
         if key == self._in_use:
             return
         address, scale = (None, 1.0) if key is None else self._loaded[key]

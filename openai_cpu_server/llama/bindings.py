@@ -1,5 +1,5 @@
-"""llama-cpp-python's ctypes bindings without the package's `__init__`, which also imports numpy, jinja2 and
-more: 0.16 s of CPU time (`python -c`, best of 5). A later import of the package still works."""
+"""llama-cpp-python's ctypes bindings without its `__init__`, which imports numpy, jinja2 and more (0.16 s of
+CPU time)."""
 
 from __future__ import annotations
 

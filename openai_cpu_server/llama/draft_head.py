@@ -1,4 +1,4 @@
-"""Drafts by a model's prediction head, from the hidden rows of what the model computes."""
+"""Drafts by a model's prediction head, which reads the model's hidden rows."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 logger = logging.getLogger(__name__)
 
 _MOST_UNREAD = 8
-"""Computed tokens that wait for the next draft, which reads them without another call."""
+"""Computed tokens that the next draft reads without another call."""
 _MOST_UNREAD_IDLE = 128
-"""The same while no drafts are made, because reading may be in vain. Behind them is a hole. Drafts of a step
-read at most as many, so that its streams do not wait."""
+"""The same while no drafts are made. Behind them is a hole.
+
+Drafts of a step read at most as many, so that its streams do not wait.
+"""
 _IDLE_STEPS = 16
-"""Steps without a draft, though one was possible, after which a head is idle."""
+"""Steps without a possible draft after which a head is idle."""
 _MOST_FORCED = 4
-"""Known tokens behind the first new one, through which a draft goes. Each costs a call."""
+"""Forced tokens through which a draft goes. Each costs a call."""
 
 
 @dataclass(eq=False)
 class _Track:
-    """Computed tokens that a head has not read, each with the model's hidden row before it."""
+    """Tokens that a head has not read, each with the model's hidden row before it."""
 
     start: int
     tokens: list[int] = field(default_factory=list)
@@ -52,7 +54,7 @@ class _Track:
         return self.start + len(self.tokens)
 
     def add(self, tokens: Sequence[int], rows: HiddenRow, most: int | None) -> None:
-        """`most`: number of the last tokens to keep, or None for all."""
+        """`most`: last tokens to keep, or None for all."""
         skipped = 0 if most is None else max(0, len(tokens) - most)
         if skipped:
             self.start, self.tokens, self.rows = self.end + skipped, [], [rows[skipped - 1].copy()]
@@ -81,8 +83,6 @@ class _Track:
 
 
 class _Chain:
-    """Growing draft: tokens behind the last computed one, each with the hidden row before it."""
-
     def __init__(self, request: DraftRequest, row: HiddenRow) -> None:
         first, *forced = request.tokens[-request.num_new :]
         self.request = request
@@ -98,8 +98,6 @@ class _Chain:
 
 
 class _HeadCells:
-    """Head with its own cells, or with those of the model."""
-
     def __init__(self, context: Context, width: int, *, is_cut: bool, keeps_cells: bool) -> None:
         self.context = context
         self.keeps_cells = keeps_cells
@@ -107,7 +105,7 @@ class _HeadCells:
         self._batch = HeadBatch(context.batch_tokens, width)
         self._nothing = np.zeros(width, np.float32)
         self._ends: dict[int, int] = {}
-        """Position behind the last token that each slot holds."""
+        """Position behind the last token."""
         context.give_hidden_rows(of_outputs=is_cut)
 
     @property
@@ -115,7 +113,6 @@ class _HeadCells:
         return self._batch.capacity
 
     def unread(self, slot: int, track: _Track, end: int) -> list[HeadToken]:
-        """Return the tokens before a position that the head has to read, and prepare the slot for them."""
         if not self.keeps_cells:
             return []
         if self._ends.get(slot, end) > end:
@@ -142,7 +139,7 @@ class _HeadCells:
             self._ends.update({token.slot: token.position + 1 for token in tokens})
 
     def outputs(self, tokens: Sequence[HeadToken]) -> tuple[Logits, Logits] | None:
-        """Return logits and hidden rows of the wanted tokens, or None if interrupted."""
+        """Return logits and hidden rows, or None if interrupted."""
         if not self._decode(tokens):
             return None
         wanted = [index for index, token in enumerate(tokens) if token.wanted]
@@ -182,10 +179,10 @@ class _HeadCells:
 
 
 class DraftHead(DraftModel):
-    """Owns the head's contexts, and its model if that has its own file.
+    """Owner of the head's contexts, and of its model if that has its own file.
 
-    Prompts are read as soon as the model has computed them, single tokens with the next draft, and nothing
-    while idle. Each head of a chain has its own cells, because all compute the same positions.
+    Prompts are read once computed, single tokens with the next draft, nothing while idle. Each head of a
+    chain has its own cells, because all compute the same positions.
     """
 
     def __init__(
@@ -198,7 +195,7 @@ class DraftHead(DraftModel):
         *,
         owns_model: bool,
     ) -> None:
-        """`contexts`: one, or one for each head of a chain."""
+        """`contexts`: one for each head of a chain."""
         self._kind = head.kind
         self._model = model
         self._target = target
@@ -315,7 +312,6 @@ class DraftHead(DraftModel):
         return _Chain(request, row)
 
     def _grow(self, chains: Sequence[_Chain], depth: int) -> list[_Chain]:
-        """Add a token to each chain; return those that continue."""
         is_chain = self._kind is HeadKind.CHAINED
         head = self._heads[depth if is_chain else 0]
         batch: list[HeadToken] = []
@@ -364,7 +360,7 @@ class DraftHead(DraftModel):
         return len(chain.draft) < chain.request.num_tokens
 
     def _choose(self, masks: MaskedDraft | None, logits: HiddenRow) -> int | None:
-        """Return a sure token that the constraint allows, or None. Raises `RequestFailed`."""
+        """Return None for an unsure token. Raises `RequestFailed`."""
         if masks is None:
             return sure_token(logits, self._end_tokens)
         allowed = masks.allowed()

@@ -1,4 +1,4 @@
-"""Sources of drafts, and one of them: a small model."""
+"""Sources of drafts; one is a small model."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 _MOST_PADDING = 256
 """Some models of a family have meaningless tokens at the end."""
 _LEAST_SURE = 0.4
-"""A draft ends before a less probable token."""
 _FREE_SHARE = 16
-"""Inverse of the share of cells that is reserved for the growth of sequences already in the pool."""
+"""Part of the cells that is reserved for the growth of sequences in the pool."""
 
 
 class DraftRequest(NamedTuple):
     slot: int
     tokens: Sequence[int]
     num_tokens: int
-    """At least 1."""
+    """Draft's length, 1 or more."""
     num_to_read: int | None = None
     """Most tokens to prefill now, or None for a whole batch."""
     position: int = 0
     """Position of the first token that the model has not computed."""
     num_new: int = 1
-    """Number of tokens that the model has not computed."""
     masks: MaskedDraft | None = None
-    """Set if a constraint holds for the draft's tokens."""
+    """Masks, or None without a constraint."""
 
 
 class ModelDraft(NamedTuple):
@@ -45,13 +43,10 @@ class ModelDraft(NamedTuple):
 
 
 class DraftModel:
-    """Source of drafts; this one makes none. Holes in its memory make drafts worse and change no output.
-
-    `catch_up`, `note`, `trim`, `share` and `set_adapter` are for sources that read the model's hidden rows.
-    """
+    """Source of drafts; this one makes none. Holes in its memory make drafts worse and change no output."""
 
     listens = False
-    """True while it reads along with the model."""
+    """True if it reads the model's hidden rows."""
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
         """Return drafts by slot, without slots that cannot have one yet."""
@@ -72,22 +67,20 @@ class DraftModel:
         """Read what drafts need. Slots with more unread than a step may take get no draft yet."""
 
     def note(self, spans: Sequence[Span]) -> None:
-        """Take the hidden rows of spans that the model has just computed, if it listens. Starts are
-        positions."""
+        """Take the hidden rows of spans that the model has just computed. Starts are positions."""
 
-    def trim(self, slot: int, end: int) -> None:
-        """Drop the rows from this position on."""
+    def trim(self, slot: int, end: int) -> None: ...
 
     def share(self, source: int, slot: int, end: int) -> None:
-        """Let an empty slot hold the source's tokens before this position."""
+        """Let an empty slot hold the source's tokens before `end`."""
 
     def set_adapter(self, address: int | None, scale: float) -> None: ...
 
 
 class SmallModel(DraftModel):
-    """Owns the small model and its pool, with one slot for each slot of the large model.
+    """Owner of the small model and its pool, with a slot for each of the large model's.
 
-    Slots share no cells, so not all may fit: a prompt is begun only if it can be read to the end.
+    Slots share no cells, so a prompt is begun only if it fits to the end.
     """
 
     def __init__(self, model: Model, vocabulary: Vocabulary, context: Context, *, num_common: int) -> None:
@@ -100,7 +93,7 @@ class SmallModel(DraftModel):
         self._batch = TokenBatch(context.batch_tokens, context.sequences)
         self._held: dict[int, list[int]] = {}
         self._claims: dict[int, int] = {}
-        """Cells for all tokens and the draft of each slot whose prefill has begun."""
+        """Cells for tokens and draft of each slot whose prefill has begun."""
 
     def num_known(self, slot: int) -> int:
         return len(self._held.get(slot, ()))
@@ -194,7 +187,7 @@ class SmallModel(DraftModel):
 
 
 def sure_token(logits: Logits, end_tokens: Collection[int]) -> int | None:
-    """Return the best token, or None if it ends the output or is not probable enough."""
+    """Return None if the best token ends the output or is not probable enough."""
     best = int(logits.argmax())
     if best in end_tokens or not np.isfinite(logits[best]):
         return None

@@ -1,4 +1,4 @@
-"""Implementation of the contract's `EmbedBackend` with llama.cpp."""
+"""Implementation of the contract's `EmbedBackend`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.offload.choice import chosen_places
 
 INPUTS_MAX = SLOTS_MAX
-"""Inputs of one step, each a sequence."""
 
 
 class PoolingContext(OwnedContext):
-    """Computes inputs together as isolated sequences. An encoder keeps no cells and needs all inputs of a
-    step at once; a causal model has cells for one step."""
+    """Context of isolated sequences. An encoder keeps no cells and needs all inputs at once; a causal model
+    has cells for one step."""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class PoolingContext(OwnedContext):
         raise EmbeddingFailed(f"llama.cpp returned {code}: {log.cause() or 'no reason given'}.")
 
     def rows(self, count: int) -> bytes:
-        """Rows of the first inputs: float32, `row_size` each."""
+        """Return float32 rows of `row_size` bytes each."""
         size = self.row_size * ctypes.sizeof(ctypes.c_float)
         return b"".join(
             ctypes.string_at(llama_cpp.llama_get_embeddings_seq(self.handle, slot), size)
@@ -94,7 +93,7 @@ class PoolingContext(OwnedContext):
 
 @dataclass(eq=False)
 class LlamaEmbedder:
-    """Owns model and context. Not thread-safe except for `interrupt`."""
+    """Owner of model and context. Not thread-safe except for `interrupt`."""
 
     model: Model
     context: PoolingContext
@@ -168,7 +167,7 @@ class LlamaEmbedder:
             return self.context.compute([(token,) * count])
 
     def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
-        """Return rows. Raises `EmbeddingFailed`; the embedder stays usable."""
+        """Compute rows. Raises `EmbeddingFailed`; the embedder stays usable."""
         most = self.info.max_step_tokens
         assert sum(map(len, inputs)) <= most, f"more than {most} tokens in a step"
         with self.abort.armed():

@@ -1,4 +1,4 @@
-"""Memory, cores and compute threads of this process. Loads no llama.cpp."""
+"""Memory, cores and compute threads. Loads no llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ _MOST_LOOKS = 16
 
 
 class ComputeThreads:
-    """Number of compute threads, their cores, and the time that they have waited for these. One object serves
-    all contexts of a thread, because these share llama.cpp's threads.
+    """Compute threads, their cores, and their time waiting for these. Shared by all contexts of a thread.
 
-    If there are as many threads as cores, each is bound to one, because they meet after each operation and
-    Linux may put two on one core for seconds (measured: steps of 10 ms took 630). Fewer threads are left to
-    the kernel.
+    As many threads as cores are bound to one each: Linux may put two on one core for seconds (steps of 10 ms
+    took 630).
     """
 
     def __init__(self, most: int, *, may_bind: bool = True, machine: Machine | None = None) -> None:
@@ -33,15 +31,13 @@ class ComputeThreads:
         self._cpus = sorted(usable_cpus())
         self._cores = cores_of(self._cpus)
         self._workers: set[int] = set()
-        """Other compute threads observed so far."""
         self._seen: set[int] = set()
-        """Compute threads observed at any number of threads."""
+        """Compute threads seen at any number of threads."""
         self._looks = 0
-        """Observations since the last change of the number."""
+        """Since the last change of the number."""
         self._waited_ns: dict[int, int] = {}
-        """Nanoseconds that each thread had waited for a core when it was first observed."""
+        """Nanoseconds at the first observation."""
         self._is_settled = False
-        """True if the compute threads are known and in their places."""
         self._own: Collection[int] | None = None
         """CPUs of the caller's core, or None if threads are not bound."""
 
@@ -54,8 +50,7 @@ class ComputeThreads:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Wrap each computation. The caller is bound only inside, so that its own threads do not inherit
-        that."""
+        """The caller is bound only inside, so that its own threads do not inherit that."""
         if not self._is_settled:
             yield from self._first()
         elif self._own is None:
@@ -68,8 +63,10 @@ class ComputeThreads:
                 _bind(0, self._cpus)
 
     def waits_s(self) -> dict[int, float]:
-        """Seconds that each thread has been ready without a core; {} if unknown. Else the control group's
-        (PSI) count as the caller's."""
+        """Seconds ready without a core by thread; {} if unknown.
+
+        Else the control group's (PSI) count as the caller's.
+        """
         now = ((thread, _schedstat(thread)) for thread in self._waited_ns)
         waits_s = {thread: (ns[1] - self._waited_ns[thread]) / 1e9 for thread, ns in now if ns is not None}
         if not waits_s and (pressure_s := self._machine.cpu_pressure_s()) is not None:
@@ -77,7 +74,6 @@ class ComputeThreads:
         return waits_s
 
     def throttled_s(self) -> float:
-        """Seconds that an exhausted CPU quota has stopped all threads."""
         return sum(map(_throttled_s, self._quota_files)) / self.most
 
     def idle_s(self) -> float:
@@ -107,7 +103,7 @@ class ComputeThreads:
             self._place()
 
     def _place(self) -> None:
-        """Bind one thread to each core, or to each hyper-thread if there are as many threads as these."""
+        """Bind one thread to each core, or to each hyper-thread if there are as many."""
         places = self._cores if self.count == len(self._cores) else [[cpu] for cpu in self._cpus]
         if self.count != len(places):
             return
@@ -117,7 +113,7 @@ class ComputeThreads:
 
 
 def _schedstat(thread: int) -> tuple[int, int] | None:
-    """Nanoseconds that a thread has run and waited, or None if unknown."""
+    """Nanoseconds run and waited, or None if unknown."""
     try:  # not `Path.read_text`, which takes five times as long
         descriptor = os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY)
     except OSError:
@@ -135,12 +131,11 @@ CPUS = Path("/sys/devices/system/cpu")
 
 
 def usable_cpus() -> Collection[int]:
-    """Return the usable hardware threads, () if threads cannot be bound."""
+    """Return () if threads cannot be bound."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else ()
 
 
 def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
-    """Return the cores of these CPUs as lists of hyper-threads."""
     cores: dict[object, list[int]] = {}
     for cpu in sorted(cpus):
         folder = topology / f"cpu{cpu}" / "topology"
@@ -150,7 +145,7 @@ def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
 
 
 def _native_threads() -> dict[int, int]:
-    """Nanoseconds that each thread which Python did not start has run."""
+    """Nanoseconds run by each thread which Python did not start."""
     ours = {thread.native_id for thread in threading.enumerate()}
     native = [thread.id for thread in psutil.Process().threads() if thread.id not in ours]
     return {thread: (_schedstat(thread) or (0, 0))[0] for thread in native}
@@ -171,7 +166,7 @@ NODES = Path("/sys/devices/system/node")
 
 
 def numa_nodes(folder: Path = NODES) -> dict[int, int]:
-    """Return the node of each CPU, or {} if the system reports none."""
+    """Return the node of each CPU, or {} if unknown."""
     nodes = {}
     for path in folder.glob("node[0-9]*/cpulist"):
         node = int(path.parent.name.removeprefix("node"))
@@ -194,14 +189,11 @@ _MEMORY_LIMITS = {
     "memory.high": "memory.current",
     "memory.limit_in_bytes": "memory.usage_in_bytes",
 }
-"""Limit of a control group's memory -> its usage. Beyond `memory.high` allocations are slowed down until
-the process is useless."""
+"""Limit -> usage. Beyond `memory.high` allocations are too slow to be useful."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Limits of machine and control groups, read at each call. Fields are for tests."""
-
     cgroups: Path = Path("/sys/fs/cgroup")
     process: Path = Path("/proc/self")
     topology: Path = CPUS
@@ -209,7 +201,7 @@ class Machine:
     pressure: Path = Path("/proc/pressure/cpu")
 
     def free_memory(self) -> int:
-        """Bytes available without swapping and within the control groups' limits."""
+        """Bytes available without swapping, within the control groups' limits."""
         left = [psutil.virtual_memory().available]
         for group in self._groups("memory"):
             stat = dict(_pairs(group / "memory.stat"))
@@ -224,17 +216,16 @@ class Machine:
         return max(0, min(left))
 
     def total_memory(self) -> int:
-        """Bytes of the machine, or of a lower limit of the control groups."""
         limits = [_number(group / name) for group in self._groups("memory") for name in _MEMORY_LIMITS]
         return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
 
     def num_threads(self) -> int:
-        """Cores that this process may use, at most its CPU quota."""
+        """Usable cores, at most the CPU quota."""
         cores = len(cores_of(self.usable(), self.topology))
         return max(1, min([cores or psutil.cpu_count(logical=False) or 1, *self._cpu_quotas()]))
 
     def num_cpus(self) -> int:
-        """Hardware threads that this process may use at once."""
+        """Hardware threads usable at once."""
         return max(1, min([len(self.usable()) or os.cpu_count() or 1, *self._cpu_quotas()]))
 
     def throttled_s(self) -> float:
@@ -317,12 +308,10 @@ def _lines(path: Path) -> list[str]:
 
 
 NOISY = 0.15
-"""Measurements are not trusted if other processes take at least this share of the machine."""
+"""Share of the machine from which other processes spoil measurements."""
 
 
 class OtherProcesses:
-    """Other processes' share of all cores since the last call."""
-
     def __init__(self) -> None:
         self._before = _cpu_seconds()
 

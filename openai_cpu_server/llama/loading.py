@@ -1,4 +1,4 @@
-"""Loads a model, its context and its adapters."""
+"""Loading of a model with its context and adapters."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ logger = logging.getLogger(__name__)
 
 
 def switch_kernels(mode: str, pause: Callable[[], None] = lambda: None) -> Kernels:
-    """Switch on the requested and proved kernels, for all models of this process."""
     native_log()
     return kernels_in_use(mode, libggml, pause)
 
@@ -57,7 +56,6 @@ class WeightsPlan(NamedTuple):
     layout: WeightLayout
     places: Places
     head: PredictionHead | None = None
-    """Head in the file, if it drafts."""
 
     def open(
         self, options: EngineOptions, on_progress: Callable[[float], None], heads: HeadUse = HeadUse.SKIPPED
@@ -81,7 +79,7 @@ class _LoadPlan(NamedTuple):
 
 
 class LoadedParts(NamedTuple):
-    """Parts of a loaded model. The owner closes the context, then the model."""
+    """The owner closes the context, then the model."""
 
     model: Model
     vocabulary: Vocabulary
@@ -95,10 +93,9 @@ class LoadedParts(NamedTuple):
 
 
 def load_model(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> LoadedParts:
-    """Load the model of the options. Raises `StartupError`; then nothing stays loaded.
+    """Load the model. Raises `StartupError`; then nothing stays loaded.
 
-    `on_progress`: called with 0 to 1, and may let others compute. After 1 the load only fills memory, with
-    one thread.
+    `on_progress`: called with 0 to 1, and may let others compute. After 1 one thread only fills memory.
     """
     _require_usable(options)
     with ExitStack() as undo:
@@ -119,7 +116,7 @@ def _require_usable(options: EngineOptions) -> None:
 
 
 class _Loader:
-    """Loads a model with its draft model and its projector; `undo` closes each."""
+    """`undo` closes each part."""
 
     def __init__(
         self, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine, undo: ExitStack
@@ -179,8 +176,8 @@ class _Loader:
         )
 
     def _open_model(self, weights: WeightsPlan) -> tuple[Model, WeightsPlan]:
-        """Return the model, without its head if that is damaged. llama.cpp takes a file without the head's
-        tensors only if its metadata have no head."""
+        """Skip a damaged head. llama.cpp takes a file without the head's tensors only if its metadata have no
+        head."""
         try:
             return self._opened(weights, self._on_progress), weights
         except StartupError as error:
@@ -195,7 +192,6 @@ class _Loader:
             raise
 
     def _plan(self) -> _LoadPlan:
-        """Decide everything that is known before a model is loaded."""
         options = self._options
         header = GgufHeader(Path(options.model_path))
         require_model(header)
@@ -264,10 +260,10 @@ class _Loader:
         return self._undo.enter_context(context)
 
     def _probe_state(self, model: Model) -> tuple[int, bool]:
-        """Bytes of a saved state, and True if llama.cpp can keep snapshots for this architecture.
+        """Return a saved state's bytes, and True if llama.cpp can keep snapshots.
 
-        llama.cpp reports the bytes only for a sequence with a state, so a step is begun and aborted at once.
-        At a position other than the first, it keeps the state that it has begun.
+        The bytes are known only with a state, so a step is begun and aborted; at position 0 it would not keep
+        the state.
         """
         options = ContextOptions(
             kv_cells=kv_size.CELLS_GRANULARITY,
@@ -349,7 +345,6 @@ class _Loader:
     def _load_drafts(
         self, plan: _LoadPlan, model: Model, vocabulary: Vocabulary, context: Context, info: ModelInfo
     ) -> tuple[DraftModel, ModelInfo]:
-        """Return the source of drafts, and the model's facts with its own."""
         drafts = plan.draft or plan.weights
         if drafts.head is not None:
             try:

@@ -1,7 +1,6 @@
-"""Encoder of pictures and sounds: llama.cpp's libmtmd.
+"""Encoder of pictures and sounds: llama.cpp's libmtmd, in a thread that takes turns with the engine's.
 
-It computes in its own thread while the engine's thread waits, so that they share the cores by turns. An
-operation that takes longer than a turn ends with the lowest priority of Linux beside the steps.
+An operation longer than a turn ends beside the steps, with Linux's lowest priority.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ from openai_cpu_server.llama.model.model import Model, NativeObject, native_log
 _MARKER = b"<__media__>"
 _LARGE = PictureSize(2048, 2048)
 _LEAST_SOUND_S = 0.1
-"""libmtmd crashes on one sample, and on less than two frames before some encoders. OpenAI requires as
-much."""
+"""libmtmd crashes on one sample, and on less than two frames before some encoders. OpenAI requires
+as much."""
 _MOST_SOUND_ROWS = 4096
 """Some encoders attend to all of a sound at once."""
 _PAUSE_S = 0.01
@@ -63,13 +62,10 @@ RowsKey = tuple[str, int]
 
 
 class _Encoding:
-    """Encoding of one part in a thread that computes by turns."""
-
     def __init__(self, projector: Projector, item: MediaItem, part: int) -> None:
         self.key = item.digest, part
         self.is_done = False
         self.is_over = False
-        """True if the result is no longer wanted."""
         self._may_go = threading.Semaphore(0)
         self._waits = threading.Event()
         """Set while the encoder waits for a turn, or when it has ended."""
@@ -83,7 +79,7 @@ class _Encoding:
     # -- the engine's thread -----------------------------------------------------------------------------
 
     def go_on(self, seconds: float) -> bool:
-        """Give the encoder a turn; return True if it is done."""
+        """Return True if the encoder is done."""
         self._until_s = time.perf_counter() + seconds
         if self._waits.is_set() and not self.is_done:
             self._waits.clear()
@@ -92,7 +88,6 @@ class _Encoding:
         return self.is_done
 
     def give_up(self) -> None:
-        """End the encoder after its present operation."""
         self.is_over = True
         self._waits.clear()
         self._may_go.release()
@@ -133,7 +128,7 @@ class _Encoding:
 
 
 class Projector(NativeObject):
-    """Owns an `mtmd_context`. One thread at a time may encode; any may measure."""
+    """One thread at a time may encode; any may measure."""
 
     def __init__(self, path: Path, model: Model, *, threads: int, flash_attention: bool) -> None:
         """`model` must outlive the projector."""
@@ -178,7 +173,6 @@ class Projector(NativeObject):
         super().close()
 
     def measure(self, size: MediaSize) -> MeasuredMedia:
-        """Return the rows and tokens of an item of this size."""
         try:
             self._require(size)
             with _Chunks(self._mtmd, self.handle, size, None) as chunks:
@@ -207,7 +201,6 @@ class Projector(NativeObject):
 
     @property
     def most_whole_rows(self) -> int:
-        """Upper bound of the rows of a picture's part that attend to all of it."""
         sizes = (_LARGE, PictureSize(4096, 1024), PictureSize(1024, 4096), PictureSize(512, 512))
         parts = (part for size in sizes for part in self.measure(size).shape)
         return max(
@@ -216,7 +209,7 @@ class Projector(NativeObject):
         )
 
     def encode(self, item: MediaItem, part: int, encoding: _Encoding) -> EncodedRows | None:
-        """Return the rows of a part, or None if it was given up. Raises `EncodingFailed`.
+        """Return None if given up. Raises `EncodingFailed`.
 
         Scaling and cutting run before the first turn.
         """
@@ -239,8 +232,7 @@ class Projector(NativeObject):
         return encoded
 
     def _may_continue(self, _tensor: object, is_asked: bool, _data: object) -> bool:
-        """llama.cpp calls this before each node to know if it must stop after it, and then if it may
-        continue."""
+        """llama.cpp calls this before each node, to know if it must stop after it and if it may continue."""
         if is_asked:
             self._nodes_left -= 1
             return self._nodes_left <= 0
@@ -302,7 +294,7 @@ class Projector(NativeObject):
 
 
 class _Chunks(NativeObject):
-    """Media item, cut into texts and parts to encode. Methods raise `EncodingFailed`."""
+    """Texts and parts to encode. Methods raise `EncodingFailed`."""
 
     def __init__(self, mtmd: Any, context: object, size: MediaSize, content: memoryview | None) -> None:
         """`content`: None for a placeholder of this size."""
@@ -347,7 +339,7 @@ def _bitmap(mtmd: Any, size: MediaSize, content: memoryview | None) -> Any:
 
 
 class RowStore:
-    """Cache of encoded rows, and the running encoding. Belongs to the engine's thread."""
+    """Belongs to the engine's thread."""
 
     def __init__(self, projector: Projector) -> None:
         self._projector = projector
@@ -355,7 +347,6 @@ class RowStore:
         self._num_bytes = 0
         self._job: _Encoding | None = None
         self._leaving: _Encoding | None = None
-        """Job that was given up and is about to end."""
         self.measure = projector.measure
 
     def get(self, key: RowsKey) -> EncodedRows | None:
@@ -365,7 +356,7 @@ class RowStore:
         return rows
 
     def encode(self, item: MediaItem, part: int, seconds: float, *, wanted: Collection[RowsKey]) -> bool:
-        """Continue for at most `seconds`, give up any other encoding, and return True when done. Raises
+        """Compute for at most `seconds`, give up any other encoding, and return True when done. Raises
         `EncodingFailed`.
 
         `wanted`: rows in use, which are not evicted.
@@ -393,7 +384,6 @@ class RowStore:
         return True
 
     def give_up(self, *, unless: Collection[RowsKey] = ()) -> None:
-        """Stop the running encoding unless it is one of these."""
         if self._job is not None and self._job.key not in unless:
             self._job.give_up()
             self._leaving, self._job = self._job, None

@@ -1,5 +1,7 @@
-"""llama.cpp's samplers in its order, on the few tokens that matter. A draw depends only on (seed, output
-position), so an output is the same whatever else is computed, interrupted or replayed."""
+"""llama.cpp's samplers in its order, on the few tokens that matter.
+
+A draw depends only on (seed, output position), whatever else is computed, interrupted or replayed.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,13 @@ from openai_cpu_server.llama.grammar.constraints import Allowed
 from openai_cpu_server.llama.model.model import NativeObject
 
 Spelling = Callable[[int], bytes]
-"""Text of a token, also of control tokens."""
 _MOST_EXPONENT = 80.0
 """Larger powers of e would overflow float32."""
 _MORE_TOKENS = 256
 
 
 class Adjustments:
-    """Adjustments in the order bias, penalties, end tokens. They change logits (vocabulary,) in place; -inf
-    forbids."""
+    """Bias, penalties, end tokens, in this order. They change logits (vocabulary,) in place; -inf forbids."""
 
     def __init__(
         self, opened: Open, *, vocab_size: int, end_tokens: Collection[int], piece: Spelling
@@ -57,7 +57,6 @@ class Adjustments:
         self._never = np.array(sorted(single | {*end_tokens} if sampling.ignore_eos else single), np.int64)
         self._not_yet = np.array(sorted({*single, *end_tokens, *sampling.stop_tokens}), np.int64)
         self._num_left = sampling.min_tokens - len(output)
-        """Tokens that must come before the end."""
 
     @property
     def is_empty(self) -> bool:
@@ -80,7 +79,7 @@ class Adjustments:
 
 
 class _RepeatPenalty:
-    """Factor for tokens among the last n, including the prompt, as in llama.cpp."""
+    """Tokens among the last n, including the prompt, as in llama.cpp."""
 
     def __init__(self, sampling: Sampling, prompt: Iterable[int]) -> None:
         self._penalty = np.float32(REPEAT_PENALTY.nearest(sampling.repeat_penalty))
@@ -107,7 +106,7 @@ class _RepeatPenalty:
 
 
 class _UsagePenalty:
-    """OpenAI's presence and frequency penalties, over the output only."""
+    """OpenAI's penalties, over the output only."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._presence = np.float32(sampling.presence_penalty)
@@ -124,7 +123,7 @@ class _UsagePenalty:
 
 
 class BadWords:
-    """Forbidden sequences of several tokens, over the output only."""
+    """Sequences of several tokens, over the output only."""
 
     def __init__(self, rows: Sequence[tuple[int, ...]]) -> None:
         self._rows = rows
@@ -140,8 +139,10 @@ class BadWords:
 
 
 class DryRepetitions:
-    """Penalties of `llama_sampler_init_dry` for earlier occurrences of the last tokens. A repetition ends at
-    a breaker, which is found by its text. Construction takes linear time, a token one pass of numpy."""
+    """Penalties of `llama_sampler_init_dry`, whose breakers are found by text.
+
+    Construction takes linear time, a token one pass of numpy.
+    """
 
     def __init__(self, penalty: DryPenalty, tokens: Sequence[int], piece: Spelling) -> None:
         self._penalty = penalty
@@ -209,7 +210,7 @@ class DryRepetitions:
 
 
 def common_suffixes(tokens: Sequence[int]) -> NDArray[np.int32]:
-    """Return how many tokens up to each place equal the last ones (Z algorithm)."""
+    """Count equal last tokens at each place (Z algorithm)."""
     backwards = tokens[::-1]
     count = len(backwards)
     lengths = [0] * count
@@ -227,7 +228,7 @@ def common_suffixes(tokens: Sequence[int]) -> NDArray[np.int32]:
 Tokens = npt.NDArray[np.int32]
 Forbidden = npt.NDArray[np.intp]
 _FEW_ALLOWED = 0.25
-"""Share of a vocabulary up to which taking tokens out of a row is faster than working on all of it."""
+"""Share of a vocabulary up to which taking tokens out of a row is faster."""
 
 
 class Survivors(NamedTuple):
@@ -240,12 +241,12 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 
 _GROUPS = 64
 _DEPTHS = (8.0, 16.0)
-"""A nucleus is searched this far below the largest logit before all is sorted."""
+"""Distances below the largest logit at which a nucleus is searched before all is sorted."""
 
 
 class Scratch:
-    """Buffers shared by all samplers of a process. numpy's temporaries would be mapped and unmapped each
-    time, which takes longer than the arithmetic (docs/measurements.md)."""
+    """Buffers shared by all samplers. Mapping numpy's temporaries takes longer than the arithmetic
+    (docs/measurements.md)."""
 
     def __init__(self, vocab_size: int) -> None:
         assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
@@ -300,8 +301,7 @@ def best_tokens(logits: Logits, count: int) -> Tokens:
 
 
 def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
-    """Return the top-p tokens. Of equal ones at the edge the first are kept. The largest logit must be
-    finite."""
+    """Return the top-p tokens; of equal ones at the edge the first. The largest logit must be finite."""
     weights = scratch.weights(logits)
     wanted = share * float(_block_sums(weights).sum(dtype=np.float64))
     for depth in (*_DEPTHS, math.inf):  # few tokens, so that sorting them is cheap
@@ -348,7 +348,6 @@ class Truncation(NativeObject):
 
 
 def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
-    """Return at least the tokens that the chain keeps. One of its parameters cuts, as `Sampler` checks."""
     if sampling.top_k is not None:
         tokens = best_tokens(logits, sampling.top_k)
         return tokens[logits[tokens] > _below(logits, _NEGLIGIBLE)] if sampling.typical_p < 1 else tokens
@@ -418,7 +417,6 @@ def _index_at(weights: Logits, chance: float) -> int:
 
 
 def _block_sums(weights: Logits) -> Logits:
-    """The last block may be shorter."""
     whole = len(weights) // _BLOCK * _BLOCK
     sums = weights[:whole].reshape(-1, _BLOCK).sum(axis=1)
     return np.append(sums, weights[whole:].sum()) if whole < len(weights) else sums
@@ -441,11 +439,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Sampler:
-    """Sampler of one slot: adjustments, then truncation, then the draw of its output position. Methods raise
-    `BadLogits`.
+    """Adjustments, then truncation, then the draw. Methods raise `BadLogits`.
 
-    If the parameters of an unconstrained request forbid every token, its output ends with the model's end
-    token, or continues with the best token if there is none.
+    If an unconstrained request forbids every token, its output ends with the model's end token, or continues
+    with the best token.
     """
 
     def __init__(
@@ -485,8 +482,10 @@ class Sampler:
         return best if self._sampling.temperature <= 0 else self._draw(adjusted)
 
     def _choose_allowed(self, best: int, logits: Logits, adjusted: Logits, allowed: Allowed) -> int:
-        """The grammar overrides adjustments that forbid all it allows. Few allowed tokens are taken out of
-        the row; few forbidden ones get no weight, so that the row is not copied."""
+        """The grammar overrides adjustments that forbid all it allows.
+
+        Few allowed tokens are taken out of the row; few forbidden ones get no weight, without a copy.
+        """
         is_cold = self._sampling.temperature <= 0
         if np.count_nonzero(allowed) <= len(allowed) * _FEW_ALLOWED:
             tokens = np.flatnonzero(allowed)
@@ -521,8 +520,7 @@ class Sampler:
         self._position += 1
 
     def score(self, logits: Logits, token: int, num_top: int, also: tuple[int, ...] = ()) -> TokenLogprob:
-        """Return the log-probabilities of the token, the best ones and those in `also`, before
-        adjustments."""
+        """Return log-probabilities before adjustments."""
         largest = logits.max()
         if not np.isfinite(largest):
             raise BadLogits(f"The largest logit is {largest}.")
@@ -554,7 +552,6 @@ class Sampler:
 
 
 def within_sigmas(logits: Logits, sigmas: float) -> Logits:
-    """Forbid logits further below the largest than these standard deviations of the finite ones."""
     finite_ones = logits[logits > -np.inf]
     floor = float(logits.max()) - sigmas * float(finite_ones.std(dtype=np.float64))
     return np.where(logits >= np.float32(floor), logits, np.float32(-np.inf))

@@ -45,13 +45,11 @@ logger = logging.getLogger(__name__)
 class SampledSpan(NamedTuple):
     samples: tuple[step.Sample, ...]
     num_accepted: int
-    """Leading draft tokens that belong to the output."""
     error: RequestFailed | None = None
-    """Reason why sampling stopped."""
 
 
 class OpenSlot:
-    """Owns its sampler. `constrained` may still be starting."""
+    """`constrained` may still be starting."""
 
     def __init__(
         self, verb: step.Open, sampler: Sampler, constrained: Future[ConstrainedOutput] | None = None
@@ -69,8 +67,8 @@ class OpenSlot:
         self._sampler = sampler
 
     def position(self, index: int) -> int:
-        """Return the position of a token. Between rows that share one place it is the one behind all of them,
-        because their cells belong to the range before."""
+        """Return the position behind all rows that share one place, because their cells belong to the range
+        before."""
         lost = 0
         for one in self.media:
             if one.rows.has_one_place and one.start < index:
@@ -79,7 +77,7 @@ class OpenSlot:
         return index - lost
 
     def held_at(self, end: int) -> int:
-        """Positions of `end` tokens, as llama.cpp counts them: rows at the end in one place are one."""
+        """Count as llama.cpp does: rows at the end in one place are one."""
         last = next((one for one in self.media if one.start < end <= one.end), None)
         if last is None or not last.rows.has_one_place:
             return self.position(end)
@@ -87,14 +85,12 @@ class OpenSlot:
 
     @property
     def is_even(self) -> bool:
-        """True if each token has a position of its own."""
         return not any(one.rows.has_one_place for one in self.media)
 
     def placeholder_at(self, index: int) -> int:
         return next(at for at, one in enumerate(self.media) if one.start <= index < one.end)
 
     def num_allowed(self, draft: Sequence[int]) -> int:
-        """Leading tokens of the draft that the constraint allows."""
         if self.constrained is None:
             return len(draft)
         try:
@@ -104,7 +100,6 @@ class OpenSlot:
             return 0  # it fails again, and is reported, when a token is sampled
 
     def masked_draft(self) -> MaskedDraft | None:
-        """Return masks for a draft, or None without a constraint on it."""
         if self.constrained is None or self.slow_mask is not None:
             return None
         try:
@@ -116,9 +111,8 @@ class OpenSlot:
     def sample_along(self, draft: Sequence[int], logits: Logits) -> SampledSpan:
         """Sample after the span's last token, and after each correct draft token.
 
-        Every token is chosen by the same draw as without a draft. So a draft token x is accepted with the
-        target's own p(x), and its replacement is distributed as p without x: rejection sampling, which does
-        not change the output.
+        Every token is drawn as without a draft. So a draft token x is accepted with the target's own p(x),
+        and its replacement is distributed as p without x (rejection sampling).
         """
         samples: list[step.Sample] = []
         output: list[int] = []
@@ -134,8 +128,10 @@ class OpenSlot:
         return SampledSpan(tuple(samples), step.num_right(draft, output))
 
     def sample(self, logits: Logits) -> step.Sample:
-        """Return the next token and the forced ones behind it, which come one at a time if log-probabilities
-        are wanted. Raises `ConstraintFailed`."""
+        """Return the next token and the forced ones behind it. Raises `ConstraintFailed`.
+
+        If log-probabilities are wanted, forced tokens come one at a time.
+        """
         if self.constrained is None:
             token = self._sampler.choose(logits)
             self._sampler.accept(token)
@@ -186,11 +182,10 @@ class OpenSlot:
 
 @dataclass(eq=False)
 class CellCopies:
-    """Saves and restores cells and states through a scratch slot, which is empty otherwise. Methods raise
-    `DecodeFailed`.
+    """Copies go through an otherwise empty scratch slot. Methods raise `DecodeFailed`.
 
-    llama.cpp writes a sequence's cells and state together, so the scratch slot holds only one of them.
-    Restoring n cells takes as many free ones, rounded up to whole parts within the block.
+    It holds cells or a state, because llama.cpp writes both together. Restoring takes as many free cells,
+    rounded up to whole parts.
     """
 
     context: Context
@@ -202,7 +197,7 @@ class CellCopies:
     scratch: int
     empty: int
     _sizes: dict[int, int] = field(default_factory=dict)
-    """Bytes of a part, by its number of cells."""
+    """Bytes by number of cells."""
 
     def save(self, slot: int, start: int, end: int) -> SavedCells:
         if self.context.copies_whole:  # they are in the state
@@ -218,10 +213,9 @@ class CellCopies:
         return cells
 
     def save_state(self, slot: int) -> SavedCells:
-        """Save the slot's state.
+        """Save from the slot itself, which alone knows its current snapshot.
 
-        Only the slot itself knows which of its snapshots is the state. Without snapshots it may have cells of
-        windows, which must not be saved with the state.
+        A slot without snapshots may have cells of windows, which must not be saved with the state.
         """
         if self.context.copies_whole:
             return self._saved(slot, SlotContent.CELLS)
@@ -272,20 +266,23 @@ class CellCopies:
         self.context.share_state(self.empty, self.scratch)
 
     def _parts(self, start: int, end: int) -> list[tuple[int, int]]:
-        """llama.cpp reads a part whole or not at all. Parts of at most a ledger block bound the temporary
-        cells of a restored prefix. It also leaves out what a window hides from the end of a part."""
+        """Parts of at most a ledger block bound the temporary cells, because llama.cpp reads a part whole or
+        not at all.
+
+        It leaves out what a window hides from the end of a part.
+        """
         part = gcd(step.POOL_BLOCK_TOKENS, self.window)
         return [(first, min(first + part, end)) for first in range(start, end, part)]
 
 
 class SlotTable:
-    """Owns the saved blocks and the open slots. Not thread-safe."""
+    """Owner of the saved blocks and the open slots. Not thread-safe."""
 
     def __init__(self, loaded: LoadedParts, constraints: Constraints) -> None:
         self._info = loaded.info
         self._fingerprint = loaded.fingerprint
         self._on_disk: frozenset[tuple[int, int | None]] = frozenset()
-        """Numbers of blocks and their states in the cache file."""
+        """Blocks and their states in the cache file."""
         self._context = loaded.context
         self._draft_model = loaded.draft_model
         self._constraints = constraints
@@ -304,7 +301,6 @@ class SlotTable:
         self._row_store = loaded.row_store
 
     def unready(self) -> frozenset[int]:
-        """Slots whose mask is still being computed between steps."""
         opened = self._open_slots.items()
         return frozenset(
             number for number, slot in opened if slot.slow_mask is not None and not slot.slow_mask.done()
@@ -348,7 +344,7 @@ class SlotTable:
         return {key for opened in self._open_slots.values() for key in opened.rows_keys}
 
     def apply(self, verbs: Sequence[step.Verb]) -> float:
-        """Execute the verbs, and return their milliseconds."""
+        """Return the milliseconds."""
         if not verbs:
             return 0.0
         started = time.perf_counter()
@@ -359,7 +355,7 @@ class SlotTable:
     def save_to(
         self, path: str, blocks: Sequence[step.SavedBlock], limit: step.CacheFileLimit | None = None
     ) -> None:
-        """Write blocks to a file, unless it has just these. Raises OSError and leaves the file unchanged."""
+        """Skip a file that has just these blocks. Raises OSError and leaves the file unchanged."""
         if not blocks:
             Path(path).unlink(missing_ok=True)
         elif self._on_disk == _ids(blocks) and Path(path).exists():
@@ -374,8 +370,7 @@ class SlotTable:
             logger.info("the prefix cache is kept: %d of %d blocks", num_written, len(blocks))
 
     def load_from(self, path: str) -> tuple[step.SavedBlock, ...]:
-        """Load blocks into an empty cache, without damaged ones and their descendants. An unusable file is
-        logged and ignored."""
+        """Load blocks into an empty cache. An unusable file is logged and ignored."""
         try:
             stored, num_damaged = read_cache_file(Path(path), self._fingerprint)
         except FileNotFoundError:

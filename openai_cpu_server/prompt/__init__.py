@@ -1,4 +1,6 @@
-"""Conversations as the text that a model reads, or as its tokens. A reader process compiles templates and
-renders prompts, because a template is untrusted code. The API process uses results and formats, without
-`chat_template`, which runs jinja2. Contents never become control tokens, and runaway templates are
-stopped."""
+"""Conversations as the text that a model reads, or as its tokens, in which contents never become control
+tokens.
+
+A reader process renders templates, which are untrusted code. The API process uses results and formats,
+without `chat_template`, which runs jinja2.
+"""

@@ -1,4 +1,4 @@
-"""Prompt tokens of a conversation, rendered by its template, and of a reranker that answers yes or no."""
+"""Prompt tokens of a conversation, and of a reranker that answers yes or no."""
 
 from __future__ import annotations
 
@@ -89,8 +89,7 @@ class Literals:
     """Stand-ins for names of control tokens, such as `<|im_end|>`, that a user, a tool's result or a web page
     spells.
 
-    The stretch of text around a stand-in is tokenised without control tokens. Such stretches lie between the
-    control tokens that the template wrote, where tokenisers cut anyway, so all other tokens stay the same.
+    Text around them is tokenised without control tokens, up to the template's, where tokenisers cut anyway.
     """
 
     def __init__(self, names: ControlNames, marks: re.Pattern[str] | None = None) -> None:
@@ -190,9 +189,11 @@ def render_chat(
     reasoning: TemplateReasoning | None = None,
     skips_thinking: bool = False,
 ) -> ChatText:
-    """Return the prompt's text, for `encode` with `parse_special`, and `add_special` if
-    `needs_special_tokens`. The model continues a last message of the assistant. `skips_thinking`: close the
-    thoughts, also if the template cannot switch them off."""
+    """Return text for `encode` with `parse_special`, and `add_special` if `needs_special_tokens`.
+
+    The model continues a last message of the assistant. `skips_thinking`: close the thoughts, even if the
+    template cannot switch them off.
+    """
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
     echo = ReasoningField.NOWHERE if reasoning is None else reasoning.echo
@@ -242,14 +243,12 @@ def _prefill(messages: Sequence[Message]) -> tuple[str, str] | None:
 
 
 Written = Mapping[int, Sequence[int]]
-"""Tokens that the model wrote for a message, by its index."""
+"""Tokens that the model wrote, by index of the message."""
 Render = Callable[[Sequence[Message]], str]
 
 
 @dataclass(frozen=True)
 class MarkedChat:
-    """Rendered conversation, with a mark for each answer that keeps its tokens."""
-
     messages: Sequence[Message]
     text: str
     tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -274,8 +273,10 @@ class MarkedChat:
 
 
 def marked_chat(messages: Sequence[Message], written: Written, render: Render) -> MarkedChat | None:
-    """Return the conversation with the written answers as tokens, or None if the template does not show them
-    plainly. Templates trim and rewrite answers, so a mark is rendered and replaced."""
+    """Return None if the template does not show the written answers plainly.
+
+    Templates trim and rewrite answers, so a mark is rendered and replaced.
+    """
     places = sorted(written)
     marks = {f"w{secrets.token_hex(12)}w": written[place] for place in places}
     marked = list(messages)
@@ -315,7 +316,7 @@ def _ends_with(messages: Sequence[Message], role: str) -> bool:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Slices, because single characters would take longer than the rendering."""
+    """Slices are faster than single characters, which would take longer than the rendering."""
     least, most = 0, min(len(one), len(other))
     while least < most:
         middle = (least + most + 1) // 2
@@ -331,20 +332,19 @@ class ChatPrompt(msgspec.Struct, frozen=True, tag=True):
     stage: ThinkingStage
     wants_thoughts: bool
     boundaries: tuple[int, ...] = ()
-    """Same as in `GenerationRequest`."""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, object]] = ()
     template: str = ""
-    """Name of a further template, or "" for the one for chats."""
+    """Further template, or ""."""
     written: Written = msgspec.field(default_factory=dict)
     variables: Mapping[str, object] = msgspec.field(default_factory=dict)
     skips_thinking: bool = False
     """True to begin with the answer, if the model has marks for thoughts."""
     most_tokens: int | None = None
-    """Longer prompts are rejected before tokenising."""
+    """Limit that is checked before tokenising."""
     begins_answer: bool = True
     """False to end behind the last message."""
     has_marks: bool | None = None
@@ -356,13 +356,13 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatPromptMaker(Protocol):
-    """Makes the prompts of one model. Takes milliseconds, so do not call it in an event loop."""
+    """Takes milliseconds, so do not call it in an event loop."""
 
     @property
     def has_template(self) -> bool: ...
 
     def prompt(self, conversation: Conversation) -> ChatPrompt:
-        """Return the prompt's tokens. Raises InvalidRequest, TemplateFailed, PromptFarTooLong."""
+        """Compute the prompt's tokens. Raises InvalidRequest, TemplateFailed, PromptFarTooLong."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -443,8 +443,8 @@ class ChatPrompts:
     def _rendered(
         self, template: PromptTemplate, chat: Conversation, messages: Sequence[Message]
     ) -> ChatText:
-        """Render the conversation. If the template rejects or loses a message, write all but plain chat in
-        words. If it does so with a tool, write the tools in words."""
+        """Write all but plain chat in words if the template rejects or loses a message; only tools if a tool
+        is the cause."""
         shows_thoughts = self.reasoning is not None and self.reasoning.echo is not ReasoningField.NOWHERE
         ways, failures = list[ChatText](), list[TemplateFailed]()
         functions = [tool.get("function") for tool in chat.tools]
@@ -510,8 +510,8 @@ def whole_prompt(
     add_special: bool = True,
     parse_special: bool = True,
 ) -> tuple[int, ...]:
-    """Encode a prompt of texts and ids, with BOS unless it has it. All texts but the first are one piece of
-    work."""
+    """Encode texts and ids, with BOS unless the prompt has it. All texts but the first are one
+    piece of work."""
     items = [prompt] if isinstance(prompt, str) else prompt
     texts = [item for item in items if isinstance(item, str)]
     require_room(tokenizer, "".join(texts), most_tokens, len(items) - len(texts))
@@ -535,7 +535,7 @@ _QUERY, _DOCUMENT = "query 5b1f", "document 5b1f"
 
 
 class RerankTemplate:
-    """For any thread."""
+    """Thread-safe."""
 
     def __init__(self, source: str | PromptTemplate) -> None:
         """`source`: text with `{query}` and `{document}` (llama.cpp), or a chat template with these roles
@@ -555,7 +555,7 @@ class RerankTemplate:
 
 
 class RerankPrompts(Protocol):
-    """Not for event loops, because prompts take milliseconds."""
+    """Takes milliseconds, so do not call it in an event loop."""
 
     @property
     def yes(self) -> str: ...
@@ -564,7 +564,7 @@ class RerankPrompts(Protocol):
     def no(self) -> str: ...
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return the tokens for each document. Raises TemplateFailed."""
+        """Compute the tokens for each document. Raises TemplateFailed."""
 
 
 class TemplatePrompts:

@@ -1,5 +1,4 @@
-"""Chat template of a model, compiled once, and the bounds on it, which are checked before an operation that
-would exceed them."""
+"""Chat template of a model, and its bounds, checked before an operation that would exceed them."""
 
 from __future__ import annotations
 
@@ -93,8 +92,6 @@ _LIST_CHANGES = ("append", "insert", "pop")
 
 
 class StepContext(Context):
-    """Contexts of blocks share the steps of the template's."""
-
     def __init__(self, environment: ChatEnvironment, *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, *args, **kwargs)
         self._num_steps_left = environment.max_steps
@@ -111,7 +108,6 @@ class StepContext(Context):
         return frozenset(map(id, _lists_in(self.parent)))
 
     def is_input(self, value: list[object]) -> bool:
-        """Return True for a list that the template did not make itself."""
         return id(value) in (self._root or self)._inputs
 
     def derived(self, locals: dict[str, Any] | None = None) -> StepContext:
@@ -122,9 +118,11 @@ class StepContext(Context):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Language of Hugging Face's templates, shared by threads. Templates are untrusted: jinja2's sandbox
-    protects our objects, and the bounds stop runaway loops and simple size bombs. They do not limit
-    memory."""
+    """Language of Hugging Face's templates, shared by threads.
+
+    jinja2's sandbox protects our objects from untrusted templates. The bounds stop runaway loops and simple
+    size bombs, but do not limit memory.
+    """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     context_class = StepContext
@@ -252,7 +250,6 @@ def json_filter(
 
 
 def _from_json(text: str) -> object:
-    """Parse JSON, as templates for llama.cpp do."""
     check_json_size(text.encode(errors="surrogatepass"))
     return json.loads(text)
 
@@ -276,8 +273,8 @@ _TRYING_STEPS = 20_000
 
 
 class ChatTemplate:
-    """For any thread, but not for event loops, because rendering takes milliseconds, or seconds for a hostile
-    template. Raises StartupError for source that does not compile."""
+    """Thread-safe. Rendering takes milliseconds, or seconds for a hostile template. Raises StartupError for
+    bad source."""
 
     def __init__(
         self,
@@ -320,7 +317,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, object] | None = None,
     ) -> str:
-        """Return the prompt's text. `extra`: variables that do not replace ours."""
+        """`extra`: variables that do not replace ours."""
         variables = {
             "documents": None,
             **(extra or {}),

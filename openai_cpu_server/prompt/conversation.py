@@ -1,5 +1,5 @@
-"""Conversations as a template can show them: results behind their calls, turns where it accepts them.
-No text is left out."""
+"""Conversations as a template can show them, without loss of text: results behind their calls, turns where it
+accepts them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Tools = Sequence[Mapping[str, object]]
 _SYSTEM = ("system", "developer")
 _RESULTS = "Results of the functions:"
 _NO_RESULT = "There is no result."
-"""For calls beside others with results, because templates give those to the calls one by one."""
+"""Stands behind calls beside others with results, because templates give those to the calls one by one."""
 _SILENT = "..."
 """User's text where a template needs a missing turn."""
 _WORD = re.compile("[A-Za-z0-9]{4,64}")
@@ -146,7 +146,7 @@ def adapted(
     *,
     shows_thoughts: bool = False,
 ) -> tuple[list[Message], Tools]:
-    """Return bound messages as the template can show them, and the tools left for it to show. Raises
+    """Return bound messages as the template can show them, and the tools left for it. Raises
     InvalidRequest."""
     calls = None if form.replaces_template else shape.calls
     turns: list[Message] = []
@@ -172,8 +172,7 @@ def adapted(
 
 
 def lost(messages: Sequence[Message], tools: Sequence[str], text: str) -> int:
-    """Count missing texts, calls and tools. Texts are found by their longest words, because templates trim
-    them and write JSON."""
+    """Count missing texts, calls and tools, by their longest words, because templates trim and write JSON."""
     num_lost, at = sum(name not in text for name in tools), 0
     for message in messages:
         called = (str(call["function"]["name"]) for call in _calls(message))
@@ -263,8 +262,7 @@ def _exchanges(messages: Sequence[Message]) -> Iterator[_Exchange]:
 def _shown(
     exchange: _Exchange, form: ToolFormat, shape: CallShape | None, alternates: bool
 ) -> Iterator[Message]:
-    """Alternating templates do not count calls and results, so a user's text behind them is one turn too
-    many. There both become text."""
+    """Alternating templates do not count calls and results, so both become text if a user's text follows."""
     message, results, is_asked_on, is_last = exchange
     calls = _calls(message)
     if not calls:
@@ -319,7 +317,6 @@ def _results_turn(results: Sequence[Message]) -> Message:
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
-    """An answer joins the calls directly behind it, too."""
     turns: list[Message] = []
     for message in messages:
         joins = bool(turns) and turns[-1]["role"] == message["role"] != "tool" and not _calls(turns[-1])

@@ -1,6 +1,4 @@
-"""Ollama's templates, which are Go's (`text/template`): fields, variables, `if`, `range`, `with`,
-pipelines, and the functions below. Source: Go's documentation of text/template, and Ollama's of its
-templates."""
+"""Ollama's templates, which are Go's (`text/template`), with some functions."""
 
 from __future__ import annotations
 
@@ -106,8 +104,7 @@ class GoTemplate:
     def prompt(
         self, messages: Sequence[Mapping[str, str]], suffix: str = "", *, most_chars: int = _MOST_CHARS
     ) -> str:
-        """Write the prompt up to the model's answer. Raises InvalidRequest, also for more than
-        `most_chars`."""
+        """Write the prompt up to the model's answer. Raises InvalidRequest."""
         run = _Run(self._path, min(most_chars, _MOST_CHARS))
         by_role = itertools.groupby(messages, lambda message: message["role"])
         turns = [(role, "\n\n".join(message["content"] for message in same)) for role, same in by_role]
@@ -140,7 +137,7 @@ class GoTemplate:
 
 
 _FIELDS = {"system": "System", "user": "Prompt", "assistant": "Response"}
-"""For templates that write one turn."""
+"""Variables of templates that write one turn."""
 _NO_MORE = {"Thinking": "", "ToolCalls": [], "ToolName": "", "ToolCallID": "", "Images": []}
 
 

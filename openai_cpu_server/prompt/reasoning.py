@@ -1,4 +1,4 @@
-"""Thoughts before an answer: marks of model families, which are data in `reasoning.toml`, and how a template
+"""Thoughts before an answer: model families' marks (data in `reasoning.toml`), and how a template
 takes them."""
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ class ReasoningFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signs: tuple[str, ...]
     """Texts in a template of this format."""
     answer_begin: str = ""
-    """Mark between `end` and the answer."""
     answer_alone: str = ""
     """Mark of an answer without thoughts."""
     turn_begin: str = ""
     """Stands before anything but the answer, such as calls."""
     answer_end: str = ""
     gap: str = "\n\n"
-    """Written by models before the answer."""
     efforts: tuple[str, ...] = ()
     """Levels of a model that cannot stop thinking, or ()."""
     levels: tuple[str, ...] = ()
@@ -41,7 +39,6 @@ class ReasoningFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def empty(self) -> str:
-        """Empty thoughts, at the end of a prompt that forbids thinking."""
         return f"{self.begin}\n\n{self.end}{self.gap}{self.answer_begin}"
 
 
@@ -59,12 +56,11 @@ def reasoning_format_for(template: PromptTemplate) -> ReasoningFormat | None:
 
 
 class ThinkingStage(enum.Enum):
+    """End of a prompt relative to the thoughts."""
+
     BEFORE = "before"
-    """Thoughts or the answer may come."""
     WITHIN = "within"
-    """The prompt has opened the thoughts."""
     BEHIND = "behind"
-    """The thoughts are closed, or the answer has begun."""
 
 
 def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
@@ -78,8 +74,7 @@ def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
 
 
 def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: ReasoningFormat) -> str:
-    """Return what a begun answer adds to a prompt. Text alone is behind the thoughts; thoughts alone go
-    on."""
+    """Put text alone behind the thoughts; thoughts alone continue."""
     if form.begin in content or form.end in content:  # marks in the text are intended
         return content
     if not reasoning and (not content or stage is not ThinkingStage.WITHIN):
@@ -99,7 +94,7 @@ def stage_within(stage: ThinkingStage, beginning: str, form: ReasoningFormat) ->
 
 _NEEDLE = "needle 7c2e"
 _WRITTEN_PARTS = re.compile("""['"]thinking['"]""")
-"""Matches parts that a template wrote as text, because it takes texts only."""
+"""Parts that a template wrote as text, because it takes texts only."""
 
 
 class ReasoningField(enum.Enum):
@@ -111,7 +106,6 @@ class ReasoningField(enum.Enum):
 
 
 def echo_of(template: PromptTemplate) -> ReasoningField:
-    """Try an answer and a tool call."""
     tried = (echo for echo in ReasoningField if echo is not ReasoningField.NOWHERE)
     return next((echo for echo in tried if _shows(template, echo)), ReasoningField.NOWHERE)
 

@@ -23,7 +23,6 @@ class CallShape(NamedTuple):
     no_content: bool = False
     """Content is None, not "", in a message without text."""
     one_by_one: bool = False
-    """True if a message may have only one call."""
     text_apart: bool = False
 
 
@@ -46,25 +45,23 @@ class TemplateShape(msgspec.Struct, frozen=True):
     """Users and answers must alternate, a user first. Calls do not count."""
     takes_empty: bool = True
     calls: CallShape | None = None
-    """Form of earlier calls, or None if calls or results are not shown."""
+    """Shape, or None if calls or results are not shown."""
 
 
 def to_json(value: object) -> str:
-    """Write JSON with every letter as itself, as models do."""
+    """Write every letter as itself, as models do."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def template_messages(
     messages: Sequence[Message], *, as_parts: bool = False, shape: CallShape | None = None
 ) -> list[dict[str, object]]:
-    """Return the messages as templates expect them: `developer` as `system`, content joined, arguments in
-    the form of `shape`, fields of None dropped. Raises InvalidRequest."""
+    """Write `developer` as `system`, join content, drop fields of None. Raises InvalidRequest."""
     shape = shape or CallShape()
     return [_message(message, f"messages[{i}]", as_parts, shape) for i, message in enumerate(messages)]
 
 
 MEDIA_MARK = re.compile(r"(?:picture|sound)[0-9a-f]{30}")
-"""Stands for a picture or a sound."""
 
 
 def joined_texts(texts: Iterable[str]) -> str:
@@ -118,8 +115,7 @@ def _tool_call(call: object, shape: CallShape) -> object:
 
 
 def arguments_object(arguments: object) -> Mapping[str, object]:
-    """Return the arguments of an earlier call as an object. Blank text and null become {}, and other
-    values, such as cut JSON, get the name `arguments`."""
+    """Blank text and null become {}; other values, such as cut JSON, get the name `arguments`."""
     parsed = _parsed(arguments) if isinstance(arguments, str) else arguments
     if isinstance(parsed, Mapping):
         return parsed
@@ -153,7 +149,7 @@ class PromptTemplate(Protocol):
         add_generation_prompt: bool = True,
         extra: Mapping[str, object] | None = None,
     ) -> str:
-        """Return the prompt's text. Raises TemplateFailed."""
+        """Write the prompt's text. Raises TemplateFailed."""
 
 
 def tried(rendering: Callable[[], str]) -> str:
@@ -164,5 +160,4 @@ def tried(rendering: Callable[[], str]) -> str:
 
 
 def fim_tokens(prefix: Sequence[int], suffix: Sequence[int], fim: FimTokens) -> tuple[int, ...]:
-    """Order the prompt as prefix, suffix, middle, so that the model generates the middle."""
     return (fim.prefix, *prefix, fim.suffix, *suffix, fim.middle)

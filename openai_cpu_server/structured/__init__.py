@@ -1,4 +1,5 @@
-"""Grammars of JSON Schema, regular expressions, lists of choices, GBNF and Lark. A reader process calls
-`compiler.grammar_maker` for each new grammar: a schema becomes rules of expressions, and these the Lark text
-that llguidance runs. The grammar allows exactly the values of the schema, or an error names what cannot be
-enforced. Modules are imported directly, so that other processes do not load them."""
+"""Grammars of JSON Schema, regular expressions, lists of choices, GBNF and Lark, as Lark for llguidance.
+
+The grammar allows exactly the values of the schema, or an error names what cannot be enforced. Modules are
+imported directly, so that other processes do not load them.
+"""

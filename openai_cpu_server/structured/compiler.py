@@ -80,7 +80,6 @@ from openai_cpu_server.structured.writing.grammar import (
 from openai_cpu_server.structured.writing.notations import quoted_texts, raw_texts, value_writing
 
 _MOST_LISTED = 400
-"""Values from which unique items may be chosen."""
 
 
 class CompiledGrammar(msgspec.Struct, frozen=True):
@@ -93,8 +92,10 @@ class CompiledGrammar(msgspec.Struct, frozen=True):
 
 
 def compile_schema(schema: Json, options: Options | None = None, pointer: str = "") -> CompiledGrammar:
-    """Return a grammar of exactly the values of the schema, or of the one at a pointer into it. Raises
-    UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
+    """Allow exactly the values of the schema, or of the one at a pointer into it.
+
+    Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge.
+    """
     options = options or Options()
     try:
         try:
@@ -122,8 +123,6 @@ def _precise_report(schema: Json, options: Options, pointer: str) -> UnenforcedR
 
 
 class _Compiler:
-    """`is_precise`: equal schemas are kept apart."""
-
     def __init__(
         self, schema: Json, options: Options, report: UnenforcedReport, *, is_precise: bool = False
     ) -> None:
@@ -179,7 +178,6 @@ class _Compiler:
         return CompiledGrammar(rules, self._report.unenforced, self._budget.share)
 
     def _impossible(self, pointer: str, seen: frozenset[str] = frozenset()) -> str | None:
-        """Innermost needed schema that no value fits, or None if that is not plain."""
         if pointer in seen or self._goals.satisfiable(((self._normaliser.at(pointer), True),)):
             return None
         inner = (self._impossible(each, seen | {pointer}) for each in self._normaliser.needed(pointer))
@@ -241,8 +239,8 @@ class _Compiler:
         return bool(self._shapes.shapes(branch))
 
     def _distinct(self, goal: Goal, hint: str) -> Expr | None:
-        """Return an expression of values whose ends the engine sees, or None. Numbers end with what follows
-        them, so they stand alone."""
+        """Return None if the engine would not see where values end. Numbers end with what follows them, so
+        they stand alone."""
         if not self._is_json:
             return None
         if not self._goals.satisfiable(goal, JsonKind.NUMBER):
@@ -302,9 +300,8 @@ def grammar_maker(
     *,
     has_own_numbers: bool = False,
 ) -> GrammarMaker:
-    """Return a maker that compiles in this process.
+    """`check`: raises InvalidRequest for Lark that cannot run. `known_bytes`: what its vocabulary can write.
 
-    `check`: raises InvalidRequest for Lark that cannot run. `known_bytes`: what its vocabulary can write.
     `has_own_numbers`: control tokens keep their numbers there; else they follow `BYTES_AND_END`.
     """
     unknown = of_bytes(set(range(256)).difference(known_bytes))
@@ -343,7 +340,6 @@ _INPUT_NAMES = {
     GrammarSource.LARK: "The grammar",
     GrammarSource.PARTS: "The grammar of all tools and the answer together",
 }
-"""Inputs that are not schemas, as errors name them."""
 
 
 def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:

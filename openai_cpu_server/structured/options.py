@@ -13,7 +13,6 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.languages.rules import MOST_LEVELS
 
 _MOST_NAMED = 10
-"""Further places in a message."""
 
 
 class UnsupportedSchema(InvalidRequest):
@@ -97,7 +96,6 @@ _LIMITS = {
     "grammar": ("characters of the grammar", "remove properties, or split the schema into several requests"),
     "symbols": ("symbols of the grammar", "remove properties, or split the schema into several requests"),
 }
-"""Counted thing and advice, by limit."""
 
 
 _OTHERS = {
@@ -133,32 +131,32 @@ class Whitespace(enum.Enum):
     COMPACT = "compact"
     """Like `{"a":1}`."""
     FLEXIBLE = "flexible"
-    """Up to 40 blanks and line ends around punctuation."""
+    """Blanks and line ends around punctuation, 40 or fewer."""
 
 
 class PropertyOrder(enum.Enum):
     """Order of an object's declared properties, which usually precede additional ones."""
 
     SCHEMA = "schema"
-    """Order of `properties`, then names that only `required` mentions. Where `properties` are sorted by name
-    and `required` is not, a program has sorted them, and the order of `required` is allowed too."""
+    """Order of `properties`, then names that only `required` mentions.
+
+    Where a program has sorted `properties`, the order of an unsorted `required` is allowed too.
+    """
     ANY = "any"
-    """Any order for up to five properties; more keep the order of `properties` or of `required`. Used to
-    check JSON of others."""
+    """Any order for up to five properties; more keep the order of `properties` or of `required`."""
 
 
 class Additional(enum.Enum):
     """Properties of an object that declares `properties` and does not mention additional ones."""
 
     OPEN = "open"
-    """Others, to the letter of the standard. Used to check JSON of others."""
+    """Others, to the letter of the standard."""
     CLOSED = "closed"
-    """No others, because models that may invent names do so."""
+    """Models that may invent names do so."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Limits are counted, not timed, so that a schema passes or fails on every machine. `_LIMITS` names what
-    each counts."""
+    """Counted, not timed, so that a schema passes or fails on every machine."""
 
     containers: int = 60_000
     schemas: int = 12_000
@@ -200,7 +198,6 @@ class Budget:
         self._allowed: dict[str, int] = msgspec.structs.asdict(limits)
         self._spent: dict[str, int] = {}
         self.path: str | None = None
-        """JSON pointer of the current place in the schema."""
 
     def spend(self, limit: str, amount: int = 1) -> None:
         """Count a cost. Raises SchemaTooLarge."""
@@ -217,7 +214,7 @@ class Budget:
         return sum(self.spent(limit) / self._allowed[limit] for limit in _WORK)
 
     def check(self, limit: str, amount: int, path: str | None = None) -> None:
-        """Check an amount that is not summed. `path`: None for the current place."""
+        """`path`: None for the current place."""
         if amount > self._allowed[limit]:
             raise SchemaTooLarge(limit, self._allowed[limit], self.path if path is None else path)
 
@@ -269,7 +266,7 @@ class UnenforcedReport:
         return UnsupportedSchema(first.path, first.keyword, reason, others)
 
     def note(self, path: str, keyword: str) -> None:
-        """For a keyword that the standard lets give way."""
+        """Note a keyword that the standard lets give way."""
         self._found[Unenforced(path, keyword)] = None
 
     @property

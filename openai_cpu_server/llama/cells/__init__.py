@@ -1,2 +1,1 @@
-"""KV cells: computing, storing, copying and saving them. The scheduler keeps the ledger of cells, llama.cpp
-places them."""
+"""KV cells. The scheduler keeps their ledger, llama.cpp places them."""

@@ -1,4 +1,4 @@
-"""Bytes of the prefix cache's blocks, in host memory and in a file."""
+"""Blocks of the prefix cache, in host memory and in a file."""
 
 from __future__ import annotations
 
@@ -25,26 +25,24 @@ from openai_cpu_server.storage.private_files import claim, replacing
 Bytes = npt.NDArray[np.uint8]
 
 _SPARE_BYTES = 64 * 2**20
-"""Memory of dropped blocks that is reused for new ones. Faulting in fresh memory takes six times as long
-as copying into it."""
+"""Memory of dropped blocks for new ones. Faulting in fresh memory takes six times as long as
+copying into it."""
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _PAGE = 4096
 _HUGE_PAGE = 2 * 2**20
 _SMALL = 32
-"""Blocks of less than this part of a huge page have small pages, because a slab of them would waste more."""
+"""Part of a huge page below which blocks have small pages, because a slab would waste more."""
 
 
 class _Slab(NamedTuple):
-    """Mapping that blocks of one size share."""
-
     blocks: list[Bytes]
     pages: mmap.mmap | None
     stride: int
 
     @classmethod
     def of(cls, num_bytes: int) -> _Slab:
-        """Pages return to the system when freed; memory from malloc often does not."""
+        """Map pages, which return to the system when freed; memory from malloc often does not."""
         stride = -(-num_bytes // _PAGE) * _PAGE
         size = _slab_bytes(stride) if stride >= _HUGE_PAGE // _SMALL else stride
         try:
@@ -84,12 +82,12 @@ class BlockStore:
     def __init__(self) -> None:
         self._blocks: dict[int, SavedCells] = {}
         self._spares: OrderedDict[int, list[Bytes]] = OrderedDict()
-        """Spare memory by number of bytes, the most recently requested last."""
+        """Freed memory by number of bytes, the most recently requested last."""
         self.spare_bytes = 0
         self._untouched: dict[int, list[Bytes]] = {}
         """Blocks without memory, by number of bytes."""
         self._slabs: dict[int, _Slab] = {}
-        """By the address of each block."""
+        """Mapping that each block's address belongs to."""
 
     def allocate(self, num_bytes: int) -> Bytes:
         if not num_bytes:
@@ -116,7 +114,7 @@ class BlockStore:
         return self._blocks[number]
 
     def drop(self, number: int) -> None:
-        """Free a block, and keep its memory for the next one of its size, within a limit."""
+        """Keep the block's memory for the next one of its size, within a limit."""
         data = self.get(number).data
         del self._blocks[number]
         if not data.flags.writeable:
@@ -132,7 +130,6 @@ class BlockStore:
                 del self._spares[size]
 
     def _return(self, block: Bytes) -> None:
-        """Return the block's memory, but not its addresses, to the system."""
         slab = self._slabs.get(block.ctypes.data)
         if slab is None or slab.pages is None:
             return
@@ -154,7 +151,7 @@ _HEAD = struct.Struct("<8sIIQQQ")
 _SEALED_FROM = 16
 """First byte of the head under the checksum."""
 _SYNC_BYTES = 64 * 2**20
-"""Limited writes are synced now and then, because else all data would be written when time is up."""
+"""Written bytes between syncs, because else all data would be written when time is up."""
 _FREE_SHARE = 0.5
 """Share of the free disk space for a limited file."""
 
@@ -180,7 +177,6 @@ class StoredBlock(NamedTuple):
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
     block: SavedBlock
     offset: int
-    """Byte of the file at which the cells begin."""
     sizes: tuple[int, ...]
     """Bytes of each part, the state's last."""
     checksum: int
@@ -194,11 +190,9 @@ class _Index(msgspec.Struct, frozen=True):
 def write_cache_file(
     path: Path, fingerprint: str, blocks: Iterable[StoredBlock], limit: CacheFileLimit | None = None
 ) -> int:
-    """Write blocks up to the limit, and return their number. Raises OSError and leaves the old file
-    unchanged.
+    """Return the number of blocks written, up to the limit. Raises OSError and leaves the old file unchanged.
 
-    A head, page-aligned cells and states, and the index, which comes last so that writing can stop at any
-    block.
+    The index comes last, so that writing can stop at any block.
     """
     with replacing(path) as file:
         file.write(bytes(_PAGE))
@@ -231,8 +225,8 @@ def _written(file: BinaryIO, blocks: Iterable[StoredBlock], limit: CacheFileLimi
 
 
 def read_cache_file(path: Path, fingerprint: str) -> tuple[list[StoredBlock], int]:
-    """Return the blocks as views of the mapped file, parents first, and the number of damaged ones and their
-    descendants. Raises OSError or `BadCacheFile`.
+    """Return views of the mapped file, parents first, and the number of lost blocks. Raises OSError or
+    `BadCacheFile`.
 
     The file must be this user's, because native code trusts the cells.
     """

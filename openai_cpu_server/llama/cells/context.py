@@ -24,8 +24,6 @@ from openai_cpu_server.llama.model.model import Model, NativeObject, native_log
 
 
 class OutputRows(NamedTuple):
-    """Rows of logits of one span."""
-
     targets: range
     samples: range
     """Rows for the last token and for each draft token, or empty."""
@@ -40,16 +38,13 @@ class BatchLayout(NamedTuple):
 
 
 class SlotSequences(NamedTuple):
-    """llama.cpp's sequence ids of a slot: its number, and that of its guard.
+    """llama.cpp's sequence ids of a slot: its number, and that of its guard, a second owner of its cells.
 
-    llama.cpp reuses a cell that a window has passed if exactly one sequence owns it. The guard is a second
-    owner, which keeps it for other sequences with the same prefix and for rollback.
+    llama.cpp reuses a cell that a window has passed if exactly one sequence owns it.
     """
 
     num_guarded: int = 0
-    """Leading slots that have a guard."""
     first_guard: int = 0
-    """Guard of slot 0."""
 
     def of(self, slot: int) -> tuple[int, ...]:
         return (slot, self.first_guard + slot) if slot < self.num_guarded else (slot,)
@@ -90,7 +85,6 @@ class NativeBatch:
 
 class TokenBatch(NativeBatch):
     def __init__(self, capacity: int, sequences: SlotSequences | None = None) -> None:
-        """`sequences`: None if no slot is guarded."""
         self._tokens = np.zeros(capacity, np.int32)
         self._positions = np.zeros(capacity, np.int32)
         super().__init__(capacity, sequences or SlotSequences(), token=self._tokens, pos=self._positions)
@@ -133,7 +127,6 @@ class PlacedRows(NamedTuple):
     places: npt.NDArray[np.int32]
     """(4, rows): positions in each dimension of the model."""
     is_whole: bool = False
-    """True if the rows attend to all of themselves."""
 
 
 class RowBatch(NativeBatch):
@@ -157,7 +150,6 @@ class HeadToken(NamedTuple):
     position: int
     token: int
     row: HiddenRow
-    """Hidden row before it."""
     wanted: bool = False
 
 
@@ -193,7 +185,6 @@ def _wants(span: Span) -> list[int]:
 
 
 def _rows(span: Span, first: int) -> OutputRows:
-    """The sample uses the last token's row, which may also be a target's."""
     scored = len(span.targets)
     sampled = first + min(scored, len(span.tokens) - 1)
     end = sampled + 1 + len(span.draft) if span.sample else sampled
@@ -201,11 +192,10 @@ def _rows(span: Span, first: int) -> OutputRows:
 
 
 class AbortSwitch:
-    """Abort callback of llama.cpp, called between graph nodes without the GIL: the C library's `strlen`, with
-    a text of length 0 (continue) or 1 (abort).
+    """Abort callback of llama.cpp without the GIL: the C library's `strlen` of a text of length 0 or 1.
 
-    A press counts for the running step or else the next one, and only if that is armed. One for a step that
-    has just ended hits the next one, which is then computed again.
+    A press counts for the running or else the next step, if armed. After the last node it hits the next step,
+    which is then computed again.
     """
 
     def __init__(self) -> None:
@@ -228,7 +218,6 @@ class AbortSwitch:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Delay a press until the computations inside are complete."""
         self._set(held=True)
         try:
             yield
@@ -236,7 +225,7 @@ class AbortSwitch:
             self._set(held=False)
 
     def press(self) -> None:
-        """Interrupt the running step. Any thread may call this at any time."""
+        """Interrupt the running step, from any thread at any time."""
         self._set(pressed=True)
 
     def _set(self, **states: bool) -> None:
@@ -252,19 +241,16 @@ _NO_POSITION = 2**31 - 2
 
 
 class SlotContent(enum.IntEnum):
-    """Part of a slot's memory, as llama.cpp's flags."""
-
     CELLS = 0
-    """Cells with their positions, and the state."""
     STATE = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 
 class DecodeFailed(ServerError):
-    """Raised for a bug, ours or llama.cpp's, after which the content of the pool is unknown."""
+    """A bug, ours or llama.cpp's, after which the content of the pool is unknown."""
 
 
 class PoolFull(DecodeFailed):
-    """Raised if too few cells are free. The pool is unchanged."""
+    """Too few cells are free. The pool is unchanged."""
 
 
 class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,12 +260,12 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_guarded: int = 0
     """Leading slots that keep cells which a window has passed."""
     copies_whole: bool = False
-    """True if only whole sequences can be copied, because their memory is a state."""
+    """True if a sequence's memory is a state, which can only be copied whole."""
     snapshots: int = 0
     """States before the last tokens of each sequence, for rollback."""
     batch_tokens: int
     outputs: int
-    """Rows of logits of a step; llama.cpp requires one per sequence id."""
+    """Rows of logits; llama.cpp requires one per sequence id."""
     threads: int
     threads_batch: int
     flash_attention: bool
@@ -307,9 +293,9 @@ class OwnedContext(NativeObject):
         self._abort = abort
         self.compute_threads = compute_threads
         self._threads = int(params.n_threads), int(params.n_threads_batch)
-        """Most threads for one token, and for more."""
+        """Threads for one token, and for more."""
         self._memory = llama_cpp.llama_get_memory(handle)
-        """Memory, or None if the context keeps no cells."""
+        """Handle, or None if the context keeps no cells."""
         self._returns_early = model.places.uses_device
         """A device computes on after llama.cpp's calls return."""
 
@@ -318,7 +304,6 @@ class OwnedContext(NativeObject):
         return self._threads[0]
 
     def _run(self, function: Callable[..., int], batch: NativeBatch) -> int:
-        """Return llama.cpp's code: 0, or 2 if interrupted, or that of a failure."""
         one, more = (min(most, self.compute_threads.count) for most in self._threads)
         llama_cpp.llama_set_n_threads(self.handle, one, more)
         with self.compute_threads.computing():
@@ -339,7 +324,7 @@ class Context(OwnedContext):
         compute_threads: ComputeThreads,
         target: Context | None = None,
     ) -> None:
-        """`target`: context, which must outlive this one, of the model that a prediction head drafts for."""
+        """`target`: context of the model that a prediction head drafts for; it must outlive this one."""
         params = _params(options)
         if target is not None:
             params.ctx_type, params.ctx_other = llama_cpp.LLAMA_CONTEXT_TYPE_MTP, target.handle
@@ -362,10 +347,8 @@ class Context(OwnedContext):
         return int(llama_cpp.llama_n_batch(self.handle))
 
     def decode(self, batch: NativeBatch) -> bool:
-        """Compute a batch; return False if interrupted. Raises `DecodeFailed`.
-
-        An interruption may leave cells, so the caller trims its slots.
-        """
+        """Return False if interrupted, which may leave cells that the caller must trim. Raises
+        `DecodeFailed`."""
         log = native_log().cleared()
         code = self._run(llama_cpp.llama_decode, batch)
         if code in (0, 2):
@@ -390,7 +373,7 @@ class Context(OwnedContext):
         return _view(llama_cpp.llama_get_logits(self.handle), rows, self._vocab_size)
 
     def give_hidden_rows(self, *, of_outputs: bool, is_on: bool = True) -> None:
-        """Compute hidden rows of outputs, or of all tokens, from the next decode on."""
+        """Take effect from the next decode on."""
         head_library().llama_set_embeddings_nextn(self.handle, is_on, of_outputs)
 
     def use_head(self, number: int) -> None:
@@ -401,7 +384,7 @@ class Context(OwnedContext):
         return _view(head_library().llama_get_embeddings_nextn(self.handle), count, self._row_width)
 
     def set_adapter(self, address: int | None, scale: float) -> None:
-        """Compute with the `llama_adapter_lora` at this address, or without one."""
+        """`address`: `llama_adapter_lora`, or None."""
         count = 0 if address is None else 1
         handles, scales = (ctypes.c_void_p * count)(), (ctypes.c_float * count)()
         if address is not None:
@@ -412,7 +395,6 @@ class Context(OwnedContext):
             raise DecodeFailed(f"llama.cpp does not take an adapter (code {code}).")
 
     def free_slot(self, slot: int) -> None:
-        """Remove the slot's cells and state, which never fails."""
         for sequence in self.sequences.of(slot):
             llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, -1, -1)
 
@@ -430,15 +412,13 @@ class Context(OwnedContext):
                 )
 
     def share(self, source: int, slot: int, start: int, end: int) -> None:
-        """Let `slot` also hold cells start .. end-1 of `source`, and its state. Nothing is copied until the
-        state changes."""
+        """Let `slot` also hold cells start .. end-1 of `source`, and its state, which is copied on change."""
         if self.copies_whole:
             start = end = -1
         for sequence in self.sequences.of(slot):
             llama_cpp.llama_memory_seq_cp(self._live_memory, source, sequence, start, end)
 
     def share_state(self, source: int, slot: int) -> None:
-        """Give `slot` the state of `source`, or none if that has none."""
         self.share(source, slot, _NO_POSITION, _NO_POSITION + 1)
 
     def saved_bytes(self, slot: int, content: SlotContent) -> int:

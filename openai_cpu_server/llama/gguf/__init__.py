@@ -1,1 +1,1 @@
-"""GGUF files: parsing their headers, and quantizing them. Only `quantize` loads native code."""
+"""GGUF files. Only `quantize` loads native code."""

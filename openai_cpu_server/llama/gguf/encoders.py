@@ -15,13 +15,13 @@ _HEARS_NOTHING = "gemma3nv"
 _STACKING = frozenset({"glma", "meralion", "ultravox", "voxtral"})
 """Kinds that merge several rows into one."""
 _OF_WHISPER = _STACKING | {"musicflamingo", "qwen2.5o", "qwen2a"}
-"""Kinds whose input has 3,000 frames, from which the encoder makes half as many positions."""
+"""Kinds that make half as many positions of 3,000 frames."""
 _FRAMES = 3000
 _PLACES = "a.position_embd.weight"
 
 
 class EncoderFacts(msgspec.Struct, frozen=True):
-    """Fields are None if the file does not say."""
+    """Fields are None if the file does not state them."""
 
     kind: str | None
     """llama.cpp's name."""
@@ -35,12 +35,14 @@ class EncoderFacts(msgspec.Struct, frozen=True):
     patch_size: int | None
     num_bands: int | None
     stacked: int | None = None
-    """Rows merged into one."""
 
     @property
     def miscounted_rows(self) -> tuple[int, int] | None:
-        """Rows that llama.cpp makes of 30 seconds of sound and rows that it expects, if these differ and it
-        aborts. It rounds up to whole rows as if their length were a power of two."""
+        """Rows that llama.cpp makes of 30 seconds of sound, and rows that it expects, if it aborts because
+        these differ.
+
+        It rounds up as if their length were a power of two.
+        """
         stacked, width = self.stacked or 1, self.width or 0
         if self.kind not in _STACKING or stacked <= 1 or width < 1:
             return None

@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file, and the kind of model that follows from it."""
+"""Metadata of a GGUF file, and the kind of model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ _STRING, _ARRAY = 8, 9
 FLOAT32 = 6
 """GGUF's type number."""
 _LONGEST_KEPT_ARRAY = 4096
-"""Arrays about layers are shorter, those of the vocabulary longer."""
 _WINDOW = 2**20
 _LENGTH = struct.Struct("<Q")
 _MOST_PAIRS = 1 << 16
 _MOST_STRINGS = 1 << 23
 _LONGEST_KEY = (1 << 16) - 1
 _LONGEST_STRING = 1 << 26
-"""Limits far above any model's, because a reader that trusts damaged counts goes through the whole file."""
+"""Far above any model's. A reader that trusts damaged counts reads the whole file."""
 
 
 class SkippedArray(msgspec.Struct, frozen=True):
@@ -39,15 +38,13 @@ class SkippedArray(msgspec.Struct, frozen=True):
     """GGUF's type number of the elements."""
     length: int
     start: int
-    """Byte of the file at which the elements begin."""
 
 
 Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], SkippedArray]
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a GGUF file behind its magic. It is not mapped, because the kernel kills a process that reads a
-    mapped file after its truncation."""
+    """Open a GGUF file behind its magic, unmapped, because a truncation would kill the process."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -63,8 +60,6 @@ def opened(path: Path) -> BinaryIO:
 
 
 class GgufReader:
-    """Sequential reader through a window of the file."""
-
     def __init__(self, file: BinaryIO, path: Path, position: int = len(_MAGIC)) -> None:
         self._file = file
         self._path = path
@@ -75,7 +70,7 @@ class GgufReader:
         self.num_tensors = 0
         """Set by `pairs`."""
         self.kinds: dict[str, int] = {}
-        """Type number of each value, set by `pairs`."""
+        """Type numbers, set by `pairs`."""
 
     def pairs(self) -> dict[str, Value]:
         version = int(self.scalar("I"))
@@ -115,7 +110,6 @@ class GgufReader:
         return self._window[at : at + length].decode("utf-8", errors)
 
     def strings(self, count: int, errors: str) -> Iterator[str]:
-        """Most strings are read without a call for each."""
         length_of = _LENGTH.unpack_from
         while count:
             at = self._reach(_LENGTH.size)
@@ -150,7 +144,6 @@ class GgufReader:
         return code
 
     def _reach(self, num_bytes: int) -> int:
-        """Return the offset of the next bytes in the window."""
         at = self.position - self._window_start
         if not 0 <= at <= len(self._window) - num_bytes:
             self._skip(num_bytes)
@@ -201,14 +194,11 @@ _WIDTHS = (
     "attention.value_length",
     "attention.value_length_swa",
 )
-"""Keys that count the values of a row, or rows."""
 _ANY_WIDTH = 1 << 16
 """Harmless even for a file without weights."""
 
 
 class GgufHeader:
-    """Scalars, strings and short numeric arrays by key."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         with opened(path) as file:
@@ -217,7 +207,6 @@ class GgufHeader:
         self._kinds = reader.kinds
         self.num_tensors = reader.num_tensors
         self.tensors_start = reader.position
-        """Byte of the file at which the tensor descriptions begin."""
         # All parts, because the first may have no tensors.
         num_bytes = total_bytes([file for file in files_by_name(path) if file.is_file()])
         self.most_values = max(8 * num_bytes, _ANY_WIDTH)
@@ -277,7 +266,7 @@ class GgufHeader:
         return value if isinstance(value, str) else None
 
     def get_ints(self, key: str, length: int) -> list[int] | None:
-        """Return elements of an array, or a scalar repeated; None if it is neither."""
+        """Return an array, or a scalar repeated; None if it is neither."""
         value = self._values.get(key)
         if isinstance(value, tuple):
             return [element for element in value[:length] if isinstance(element, int)]
@@ -313,7 +302,7 @@ class GgufHeader:
 
 
 def model_files(header: GgufHeader) -> list[Path]:
-    """Return the model's files, of which `header` must be the first."""
+    """`header`: of the first file."""
     count = header.get_int("split.count") or 1
     if count == 1:
         return [header.path]
@@ -397,7 +386,7 @@ FILE_TYPES = {
         FileType(_COPY, 0, "", "as they are: makes one file of several parts"),
     )
 }
-"""Types that llama.cpp can make, best first."""
+"""Best first."""
 
 _SHORT = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m", "fp16": "f16", "fp32": "f32"}
 _READ_ONLY = {39: "nvfp4"}
@@ -426,7 +415,7 @@ def is_copy(kind: FileType) -> bool:
 _POOLING_NONE, _POOLING_RANK = 0, 4
 """LLAMA_POOLING_TYPE_NONE and LLAMA_POOLING_TYPE_RANK, the first and the last."""
 _POOLING_UNSPECIFIED = (-1, (1 << 32) - 1)
-"""LLAMA_POOLING_TYPE_UNSPECIFIED, also as an unsigned number, as llama.cpp writes it."""
+"""LLAMA_POOLING_TYPE_UNSPECIFIED; llama.cpp writes it unsigned."""
 ENCODERS = frozenset(
     (
         "bert",
@@ -440,9 +429,9 @@ ENCODERS = frozenset(
         "nomic-bert-moe",
     )
 )
-"""Architectures for which llama.cpp keeps no cells."""
+"""Architectures without cells."""
 _EMBEDDING_ARCHITECTURES = ENCODERS | {"llama-embed", "t5encoder"}
-"""Architectures without a head for the next token, or not trained for it."""
+"""Architectures without a trained head for the next token."""
 
 
 def pooling_type(header: GgufHeader) -> int | None:

@@ -1,4 +1,4 @@
-"""Heads that predict further tokens (multi-token prediction), and files that only draft."""
+"""Multi-token prediction heads, and files that only draft."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from openai_cpu_server.llama.gguf.tensors import Tensor, file_tensors, model_ten
 
 class HeadKind(enum.Enum):
     SINGLE = "single"
-    """A single head drafts all further tokens, each from its own hidden row of the one before."""
+    """One head drafts all further tokens, each from its own hidden row of the one before."""
     CHAINED = "chained"
-    """The n-th head drafts the n-th further token."""
     SHARED = "shared"
-    """The head reads the model's own cells and keeps none."""
+    """The head reads the model's own cells."""
 
 
 class _Support(NamedTuple):
@@ -47,7 +46,7 @@ _SUPPORTED = {
     "step35": _Support(HeadKind.CHAINED, is_cut=True),
     "gemma4-assistant": _Support(HeadKind.SHARED, is_cut=True),
 }
-"""Architectures whose heads are tested. llama.cpp has no graph for those of others, or ends the process."""
+"""Tested architectures. For others llama.cpp has no graph, or ends the process."""
 _MODEL_OF_ASSISTANT = {"gemma4-assistant": "gemma4"}
 _OTHER_DRAFTERS = {"eagle3": "EAGLE-3", "dflash": "DFlash or DSpark"}
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
@@ -61,7 +60,6 @@ class PredictionHead(NamedTuple):
     kind: HeadKind
     num_heads: int
     is_cut: bool
-    """See `_Support`."""
 
     @property
     def num_layers(self) -> int:
@@ -70,7 +68,7 @@ class PredictionHead(NamedTuple):
 
     @property
     def most_tokens(self) -> int | None:
-        """Longest draft, or None for any length."""
+        """Longest draft, or None for any."""
         return self.num_heads if self.kind is HeadKind.CHAINED else None
 
 
@@ -83,7 +81,7 @@ def may_have_head(header: GgufHeader) -> bool:
 
 
 def head_in(header: GgufHeader) -> PredictionHead | None:
-    """Return the head of a file, or None. Raises `StartupError` for one that cannot draft."""
+    """Return None without a head. Raises `StartupError` for one that cannot draft."""
     architecture, count = header.architecture, head_count(header)
     if architecture in _OTHER_DRAFTERS:
         raise StartupError(
@@ -121,7 +119,7 @@ def _require_tensors(head: PredictionHead) -> None:
 
 
 def head_pattern(header: GgufHeader) -> str | None:
-    """Return a regular expression for the names of the heads' tensors, or None without heads."""
+    """Return a regular expression for the heads' tensors, or None."""
     end = layer_count(header)
     layers = "|".join(map(str, range(end - head_count(header), end)))
     return rf"^blk\.({layers})\." if layers else None
@@ -136,7 +134,6 @@ def _by_layer(tensors: Iterable[Tensor]) -> dict[int, set[str]]:
 
 
 def only_drafts(header: GgufHeader) -> bool:
-    """Return True for a file that is not a model."""
     if header.architecture in _OTHER_DRAFTERS or header.architecture in _MODEL_OF_ASSISTANT:
         return True
     is_whole = (header.get_int("split.count") or 1) == 1
@@ -149,7 +146,7 @@ def require_model(header: GgufHeader) -> None:
 
 
 def why_unfit(head: PredictionHead, model: GgufHeader) -> str | None:
-    """Return the reason why a head in its own file does not fit a model."""
+    """Return None if the head in its own file fits the model."""
     own = head.header
     wanted = _MODEL_OF_ASSISTANT.get(own.architecture, own.architecture)
     if model.architecture != wanted:
@@ -166,7 +163,7 @@ def why_unfit(head: PredictionHead, model: GgufHeader) -> str | None:
 
 
 def _reads_cells(assistant: GgufHeader, model: GgufHeader) -> bool:
-    """Layers with a window read those of the model's last layer but one, and others those of the last."""
+    """Layers with a window read those of the model's last layer but one, others those of the last."""
     names = ("key_length", "value_length", "key_length_swa", "value_length_swa", "sliding_window")
     keys = [f"attention.{name}" for name in names]
     if any(assistant.arch_int(key) != model.arch_int(key) for key in keys):
@@ -185,7 +182,6 @@ def layer_count(header: GgufHeader) -> int:
 
 
 def _bytes_of_token(header: GgufHeader, first: int, end: int) -> float:
-    """Bytes that one token of these layers reads, with the output matrix."""
     used = header.arch_int("expert_used_count") or 1
     share = used / max(used, header.arch_int("expert_count") or 1)
     tensors = model_tensors(header)
@@ -199,7 +195,6 @@ def _bytes_of_token(header: GgufHeader, first: int, end: int) -> float:
 
 
 def relative_cost(head: PredictionHead, model: GgufHeader) -> float:
-    """Return the cost of a drafted token relative to one of the model."""
     num_layers = layer_count(model) - head_count(model)
     end = layer_count(head.header)
     first = 0 if head.kind is HeadKind.SHARED else end - head.num_heads

@@ -1,5 +1,4 @@
-"""llama.cpp's quantization of a file. It only returns 0 or 1 and cannot be stopped, so its log is the only
-source of progress and errors."""
+"""llama.cpp's quantization. It cannot be stopped, and only its log has progress and errors."""
 
 from __future__ import annotations
 
@@ -36,11 +35,9 @@ class Importance(NamedTuple):
     columns: dict[str, Floats]
     """Means by tensor, experts concatenated."""
     num_chunks: int | None
-    """Texts that the matrix was computed from."""
 
 
 def read_importance(path: Path) -> Importance:
-    """Read a matrix in either format."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -93,7 +90,7 @@ def _means(sums: Floats, counts: Floats) -> Floats:
 
 
 def _from_legacy(path: Path, data: bytes) -> Importance:
-    """Read the old format. Raises `struct.error` or `ValueError` on other data."""
+    """Parse the old format. Raises `struct.error` or `ValueError` on other data."""
     file = io.BytesIO(data)
 
     def number() -> int:
@@ -131,19 +128,16 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     is_copy: bool = False
     is_pure: bool = False
-    """True: all tensors get one type."""
     keeps_output: bool = False
-    """True: `output.weight` stays unchanged."""
     output_type: int | None = None
     """`ggml_type`, or None for llama.cpp's choice."""
     embedding_type: int | None = None
     tensor_types: tuple[tuple[str, int], ...] = ()
     """Pairs of a regular expression and a `ggml_type`; the first match decides."""
     importance: str | None = None
-    """Path of an importance matrix."""
     allows_requantising: bool = False
     keeps_parts: bool = False
-    """True: the output has as many files as the source."""
+    """True: as many files as the source."""
     buffer_bytes: int
     """Memory for rows of one tensor."""
 
@@ -155,7 +149,7 @@ class PlannedTensor(msgspec.Struct, frozen=True):
 
 
 class TypeFallback(msgspec.Struct, frozen=True):
-    """Tensor whose rows are not a multiple of the wanted type's blocks."""
+    """Rows are not a multiple of the wanted type's blocks."""
 
     name: str
     columns: int
@@ -184,10 +178,10 @@ def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
 def write_quantized(
     source: Path, target: Path, options: QuantizeOptions, on_tensor: Callable[[int], None]
 ) -> None:
-    """Write `target`, a prefix of names if there are several parts. Raises `QuantizeFailed`, and may leave an
+    """Write `target`, a prefix if there are several parts. Raises `QuantizeFailed`, and may leave an
     unfinished file.
 
-    `on_tensor`: called with the number of each tensor, from 1.
+    `on_tensor`: called with numbers from 1.
     """
     _run(source, target, options, _Transcript(on_tensor), dry_run=False)
 
@@ -207,8 +201,6 @@ def _run(
 
 
 class _NativeParams:
-    """Native struct and everything it points to."""
-
     def __init__(self, options: QuantizeOptions, importance: Importance | None) -> None:
         self.params = params = llama_cpp.llama_model_quantize_default_params()
         params.ftype = options.file_type

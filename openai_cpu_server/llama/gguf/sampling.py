@@ -1,4 +1,4 @@
-"""Sampling values in a GGUF file, under llama.cpp's keys."""
+"""Sampling values in a GGUF file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ _ALL = {"top_k": 0, "repeat_last_n": COUNT.most}
 
 
 def sampling_in_file(header: GgufHeader, *, but: Collection[str] = ()) -> dict[str, int | float]:
-    """Return the values by the contract's names, except those in `but`."""
     values: dict[str, int | float] = {}
     for key, (name, bounds) in _VALUES.items():
         read = header.get_int if isinstance(bounds, WholeBounds) else header.get_float

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file and of an adapter's file."""
+"""Tensors of models and of adapters."""
 
 from __future__ import annotations
 
@@ -85,7 +85,6 @@ TENSOR_TYPES = {
         TensorType(42, "q2_0", 64, 18),
     )
 }
-"""Types by `ggml_type`."""
 
 
 def tensor_type_named(name: str) -> TensorType:
@@ -106,7 +105,6 @@ class Tensor(msgspec.Struct, frozen=True):
     """ggml's order: the length of a row comes first."""
     type: TensorType
     start: int
-    """Byte of its file at which its data begin."""
 
     @property
     def num_values(self) -> int:

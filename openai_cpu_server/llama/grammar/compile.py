@@ -1,4 +1,4 @@
-"""Compiles grammars for a vocabulary, and tries them out."""
+"""Compilation of grammars for a vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 logger = logging.getLogger(__name__)
 
 MOST_FORCED = 128
-"""Forced tokens that are read at once. Reading one takes longer, the more are forced behind it."""
+"""Forced tokens that are read at once, because reading takes longer, the more are forced behind."""
 
 _PLAIN = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = (
@@ -25,18 +25,18 @@ _SLICES = (
     *(f"{_PLAIN}{{1,{length}}}" for length in (10, 14, 20, 30)),
     f"{_PLAIN}+",
 )
-"""Languages whose tokens a mask takes as a whole where the grammar allows them all. llguidance's own lack 14
-and 20: masks of a bounded string take 300 us instead of 60 where 13 to 29 characters remain."""
+"""Languages whose tokens a mask takes as a whole. llguidance's own lack 14 and 20.
+
+Masks of a bounded string would take 300 us instead of 60 where 13 to 29 characters remain.
+"""
 _SPECIAL = b"\xff"
-"""Marks tokens that occur in no text."""
 
 
 def grammar_tokenizer(vocabulary: Vocabulary, *, for_many_masks: bool) -> LLTokenizer:
     """Return llguidance's tokenizer, which must not outlive the vocabulary. Raises `ConstraintFailed` without
     end tokens.
 
-    `for_many_masks`: sort tokens into slices, which makes masks within strings fast. It takes as long as the
-    rest, a second for 260,000 tokens.
+    `for_many_masks`: sort tokens into slices, for fast masks within strings; a second for 260,000 tokens.
     """
     if not vocabulary.end_tokens:
         raise ConstraintFailed("This model has no token that ends its output, so it can follow no grammar.")
@@ -68,8 +68,10 @@ def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def grammar_trial(vocabulary: Vocabulary) -> Callable[[str], None]:
-    """Return a function that compiles a grammar and computes its first allowed tokens, and must not outlive
-    the vocabulary. Both raise InvalidRequest."""
+    """Return a function that compiles a grammar and computes its first mask. Both raise InvalidRequest.
+
+    It must not outlive the vocabulary.
+    """
     try:
         tokenizer = grammar_tokenizer(vocabulary, for_many_masks=False)
     except ConstraintFailed as error:

@@ -1,4 +1,4 @@
-"""Grammars in the engine: compiled, cached, followed by outputs, computed beside a step."""
+"""Grammars in the engine, whose masks are computed beside a step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 class TriggerSearch:
     def __init__(self, triggers: Sequence[str]) -> None:
-        """`triggers`: at least one."""
         if not all(triggers):
             raise ConstraintFailed("A trigger is empty.")
         self._triggers = [trigger.encode() for trigger in triggers]
@@ -39,13 +38,11 @@ class TriggerSearch:
         self._tail = b""
 
     def rest_behind(self, piece: bytes) -> bytes | None:
-        """Return the text behind the first trigger that the piece completes."""
         text = self._tail + piece
         ends = [at + len(t) for t in self._triggers if (at := text.find(t)) >= 0]
         return text[min(ends) :] if ends else None
 
     def push(self, piece: bytes) -> None:
-        """Add a piece that completes no trigger."""
         text = self._tail + piece
         self._tail = text[max(0, len(text) - self._keep) :]
 
@@ -56,10 +53,10 @@ Allowed = npt.NDArray[np.bool_]
 _PATIENCE_S = 2.0
 """CPU seconds for one output: ten times those of a long output under a large schema."""
 _PATIENCE_PER_TOKEN_S = 0.003
-"""More for each token of an output with items that must differ. To try one ahead takes 0.4 to 2.8 ms."""
+"""Added for each token if items must differ. Trying one ahead takes 0.4 to 2.8 ms."""
 NO_OTHER_ITEM = "The list needs more items, and none can differ from the others."
 _SLOW_S = 0.02
-"""Other sequences do not wait for the mask behind one that took this long."""
+"""Time of a mask behind which other sequences do not wait for the next."""
 
 
 class ModelTokens:
@@ -81,11 +78,10 @@ class ModelTokens:
 
 
 class ConstrainedOutput:
-    """Tracks one output: thoughts, the opening, free text until a trigger, the grammar, each optional. Not
-    thread-safe.
+    """Thoughts, the opening, free text until a trigger, the grammar, each optional. Not thread-safe.
 
-    Forced tokens are found immediately after each token, so the result is the same for sampled, forced and
-    replayed tokens. Methods raise `ConstraintFailed` when the grammar's limits are reached.
+    Forced tokens are found immediately, so that sampled, forced and replayed tokens have the same result.
+    Methods raise `ConstraintFailed` at the grammar's limits.
     """
 
     def __init__(
@@ -96,7 +92,6 @@ class ConstrainedOutput:
         *,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`matcher`: at the grammar's start."""
         self._patience_s = patience_s
         self._matcher = matcher
         self._tokens = tokens
@@ -104,14 +99,13 @@ class ConstrainedOutput:
         self._thoughts = _thoughts(constraint)
         """Parser of thoughts; None once the answer has begun."""
         self._items = ListItems() if CAPTURE in (constraint.grammar or "") else None
-        """Lists whose items must differ, or None if the grammar has none."""
+        """Open lists, or None if no items must differ."""
         self._trials = new_trials()
         self._search = TriggerSearch(constraint.triggers) if constraint.triggers else None
         """Search for a trigger; None once the grammar has begun."""
         self._forced: deque[int] = deque()
         """Tokens not in the output yet, but already consumed by matcher and search."""
         self._allowed: Allowed | None = None
-        """Mask of the next token, if computed."""
         self._spent_s = 0.0
         self._mask_s = 0.0
         if self._thoughts is None:
@@ -129,7 +123,6 @@ class ConstrainedOutput:
         return self._mask_s > _SLOW_S
 
     def take_forced(self) -> tuple[int, ...]:
-        """Return the forced tokens, which are now in the output."""
         forced = tuple(self._forced)
         self._forced.clear()
         return forced
@@ -138,7 +131,7 @@ class ConstrainedOutput:
         return self._forced.popleft()
 
     def allowed(self) -> Allowed | None:
-        """Return the mask of the next token, which must not be forced, or None for all."""
+        """Return None if the next token may be any. It must not be forced."""
         assert not self._forced, "the next token is forced"
         matcher = self._active_matcher
         if matcher is None:
@@ -151,8 +144,11 @@ class ConstrainedOutput:
         return self._allowed
 
     def takes(self, token: int) -> bool:
-        """Return False for an allowed token that ends thoughts or a trigger with text against the grammar,
-        ends the output before a required answer, or repeats an item of a list."""
+        """Return False for an allowed token with which the output cannot continue.
+
+        It ends thoughts or a trigger with text against the grammar, ends the output before a required answer,
+        or repeats an item.
+        """
         if self._matcher is None:
             return True
         if self._active_matcher is not None:
@@ -178,8 +174,7 @@ class ConstrainedOutput:
         return spelling is not None and self._matcher.validate_tokens(spelling) == len(spelling)
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens may come next. In free text all may: a token that ends a trigger is
-        checked when it comes."""
+        """Return how many leading tokens may come next; the end of a trigger is checked when it comes."""
         must = num_right(tokens, self._forced)
         if must < min(len(tokens), len(self._forced)):
             return must
@@ -192,15 +187,16 @@ class ConstrainedOutput:
             return must + num_valid
 
     def masked_draft(self) -> MaskedDraft | None:
-        """Return masks for a draft, or None in free text and where they take too long. A matcher that was
-        taken back keeps its captures, so there are none where items must differ."""
+        """Return None in free text and where masks are slow or items must differ.
+
+        A matcher that was taken back keeps its captures.
+        """
         matcher = self._active_matcher
         if matcher is None or self._forced or self.is_slow or self._items is not None:
             return None
         return MaskedDraft(self, matcher)
 
     def mask_of(self, matcher: LLMatcher) -> Allowed:
-        """Return the mask of a draft's next token."""
         with self._charged():
             return self._mask(matcher)
 
@@ -240,7 +236,7 @@ class ConstrainedOutput:
             self._begin_answer(answer)
 
     def _begin_answer(self, text: bytes) -> None:
-        """`text`: the answer in the same token. It is white space unless a free part comes first."""
+        """`text`: the answer in the same token, white space unless a free part comes first."""
         self._search_trigger(text)
         self._forced.extend(self._constraint.opening)
         for token in self._constraint.opening:
@@ -312,8 +308,7 @@ class ConstrainedOutput:
 
 @dataclass(eq=False)
 class MaskedDraft:
-    """Follows a draft with the output's matcher, which `undo` takes back. Methods raise
-    `ConstraintFailed`."""
+    """Takes the output's matcher along a draft and back (`undo`). Methods raise `ConstraintFailed`."""
 
     output: ConstrainedOutput
     matcher: LLMatcher
@@ -334,7 +329,7 @@ class MaskedDraft:
 
 
 def _thoughts(constraint: Constraint) -> ReasoningTracker | None:
-    """Return the parser of thoughts. Raises `ConstraintFailed` if the grammar's beginning is ambiguous."""
+    """Create the parser of thoughts. Raises `ConstraintFailed` if the grammar's beginning is ambiguous."""
     thinking = constraint.thinking
     if thinking is None:
         return None
@@ -355,7 +350,6 @@ class CompiledGrammars:
 
     max_entries: int = 128
     max_bytes: int = 8 * 2**20
-    """Limit of all texts."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _entries: OrderedDict[str, Future[LLMatcher]] = field(default_factory=OrderedDict)
     _num_bytes: int = 0
@@ -400,10 +394,8 @@ _THREADS = 2
 
 
 class Constraints:
-    """Opens outputs, and computes their masks beside llama.cpp without the GIL."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """The vocabulary is read in a thread, and must live until `close`."""
+        """A thread reads the vocabulary, which must live until `close`."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._slow_thread = ThreadPoolExecutor(1, thread_name_prefix="slow-grammar")
         self._tokens = self._threads.submit(
@@ -412,11 +404,10 @@ class Constraints:
         self._grammars = CompiledGrammars()
 
     def wait_until_ready(self) -> None:
-        """Without end tokens only requests with constraints fail."""
         self._tokens.exception()
 
     def start(self, constraint: Constraint, output: Sequence[int]) -> ConstrainedOutput:
-        """Start an output and replay its tokens, in any thread. Raises `ConstraintFailed`."""
+        """Replay `output` in a new one, in any thread. Raises `ConstraintFailed`."""
         tokens = self._tokens.result()
         grammar = constraint.grammar
         matcher = None if grammar is None else self._grammars.matcher(grammar, tokens.tokenizer)

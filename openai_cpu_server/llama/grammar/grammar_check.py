@@ -1,4 +1,4 @@
-"""Checks how far a text fits a grammar, and lists whose items must differ."""
+"""Fit of a text to a grammar, and lists whose items must differ."""
 
 from __future__ import annotations
 
@@ -39,14 +39,12 @@ _ENDS_OF_ITEMS = frozenset(b'"0,]} \t\r\nel')
 """Last bytes of items, and bytes behind numbers."""
 _BLANKS = re.compile(rb'("(?:[^"\\]|\\.)*"?)|\s+', re.DOTALL)
 _NOT_NULL = re.compile(rb"[^\0]")
-"""Bytes of a mask that allow tokens. Readers search them without numpy, which they need not load."""
+"""Bytes of a mask that allow tokens. Readers need not load numpy."""
 _TAIL = 64
-"""Bytes of an item by which its end is found in the output."""
+"""Bytes by which an item's end is found in the output."""
 
 
 class _OpenList(NamedTuple):
-    """List whose items must differ."""
-
     rule: str
     texts: tuple[bytes, ...]
     values: frozenset[object]
@@ -73,15 +71,15 @@ class _OpenList(NamedTuple):
 
 
 class ListItems(msgspec.Struct, frozen=True):
-    """Open lists of an output, inner lists last."""
+    """Inner lists last."""
 
     lists: tuple[_OpenList, ...] = ()
     _num_captures: int = 0
     _tail: bytes = b""
 
     def behind(self, text: bytes, matcher: LLMatcher) -> ListItems | None:
-        """Return the lists behind a token, or None if an item is in its list already. `matcher`: it has
-        consumed the token, and was never taken back."""
+        """Return None if an item is in its list already. `matcher` has consumed the token, and was never
+        taken back."""
         lists = [each.behind(text) for each in self.lists]
         output, end = self._tail + text, len(self._tail)
         captures = [] if _ENDS_OF_ITEMS.isdisjoint(text) else matcher.get_captures()
@@ -131,9 +129,9 @@ class ListItems(msgspec.Struct, frozen=True):
 
 
 _MOST_TOKENS = 2_000
-"""With more allowed tokens, one of them makes an item differ."""
+"""Allowed tokens of which one surely makes an item differ."""
 _MOST_TRIALS = 120
-"""Tokens that are tried behind others for one place of the output, of some 0.5 ms each."""
+"""Tokens tried behind others for one place of the output, some 0.5 ms each."""
 
 
 def new_trials() -> Iterator[int]:
@@ -147,8 +145,10 @@ def keeps_items_apart(
     text_of: Callable[[int], bytes],
     trials: Iterator[int],
 ) -> bool:
-    """Return False if an allowed token completes an item that is in its list already, or leads to where every
-    text does. `trials`: those left for this place; without any, only the token itself is checked."""
+    """Return False if an allowed token completes a repeated item, or leads to where every text does.
+
+    `trials`: those left for this place; without any, only the token itself is checked.
+    """
 
     def can_differ(items: ListItems, token: int, before: LLMatcher) -> bool:
         matcher, tokens = before.deep_copy(), [token]
@@ -187,7 +187,7 @@ def _without_blanks(text: bytes) -> bytes:
 
 
 def _end_of(item: bytes, output: bytes, size: int) -> int:
-    """Return where an item ends, in the output or as many bytes behind it as are missing."""
+    """Count missing bytes behind the output."""
     for end in range(size, len(output) + len(item)):
         there = item[: len(item) - max(0, end - len(output))]
         if output[:end].endswith(there[-min(_TAIL, end) :]):
@@ -196,7 +196,6 @@ def _end_of(item: bytes, output: bytes, size: int) -> int:
 
 
 def _comparable(value: object) -> object:
-    """Return equal objects for equal JSON values alone."""
     if isinstance(value, dict):
         return frozenset((name, _comparable(each)) for name, each in value.items())
     if isinstance(value, list):
@@ -205,7 +204,7 @@ def _comparable(value: object) -> object:
 
 
 class TextFit(msgspec.Struct, frozen=True):
-    """`accepted`: bytes that fit. `is_complete`: True if the text may end there."""
+    """`accepted`: bytes that fit. `is_complete`: the text may end there."""
 
     accepted: int
     size: int
@@ -237,7 +236,7 @@ PARSER_LIMITS = LLParserLimits(
 
 class GrammarCheck:
     def __init__(self, lark: str) -> None:
-        """Compile the grammar, with control tokens from `BYTES_AND_END` on. Raises InvalidRequest."""
+        """Number control tokens from `BYTES_AND_END` on. Raises InvalidRequest."""
         grammar = LLMatcher.grammar_from_lark(lark)
         self._start = LLMatcher(TOKENIZER, grammar, log_level=0, limits=PARSER_LIMITS)
         self._matcher = self._start.deep_copy()

@@ -1,2 +1,1 @@
-"""Measures the cost of steps on this machine. A result of other hardware, another model or another build is
-never used."""
+"""Costs of steps. A result of other hardware, another model or another build is never used."""

@@ -1,4 +1,4 @@
-"""Measures the cost curve of a loaded model, and stores it on disk."""
+"""Cost curve of a loaded model, measured and stored on disk."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ logger = logging.getLogger(__name__)
 
 _SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256, 512)
 _DEVICE_SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 80, 128, 129, 144, 256, 512)
-"""ggml multiplies up to 8 rows one by one on a device, and more in tiles of 32, 64 and 128
-(ggml-vulkan.cpp, mmq.cuh). The sizes are both sides of these stairs, and the end of a tile of ours behind
-each."""
+"""Both sides of ggml's stairs, and the end of a tile of ours behind each.
+
+ggml multiplies up to 8 rows one by one on a device, and more in tiles of 32, 64 and 128 (ggml-vulkan.cpp,
+mmq.cuh).
+"""
 _DECODES = 32
-"""Most decoding sequences of a measured step; a prompt has the rest of its tokens."""
+"""Decoding sequences of a measured step; a prompt has the rest."""
 _STATES = 16
 """Most sequences of the step that prices a state."""
 _ROUNDS = 4
 _STEEPEST_FALL = 1.6
-"""Largest ratio of a size's cost to a larger size's. Filling a tile of 16 was seen to save a third."""
+"""Largest ratio of a size's cost to a larger size's: a full tile of 16 was seen to save a third."""
 _SIZES_SHARE = 0.5
-"""Share of the time for the first round over all sizes."""
 _LEAST_CONTEXT = 256
 """Cells that make the price exact enough."""
 _LEAST_CHUNKS = 2
-"""A context of this few steps fits into any gap between requests."""
+"""A context of so few steps fits into any gap between requests."""
 
 
 class CurveKey(MeasurementKey, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,7 +48,7 @@ class CurveKey(MeasurementKey, frozen=True, kw_only=True, omit_defaults=True):
     weights: model_info.WeightLayout
     flash_attention: bool
     kernels: dict[str, str | None]
-    """Instruction set of each kernel, or None if ggml computes."""
+    """Instruction sets, or None if ggml computes."""
     kv_tokens: int
     """Largest power of two within the pool, because a slightly larger pool changes nothing."""
     max_seqs: int
@@ -84,7 +85,6 @@ def cost_curve(
     on_progress: Callable[[float], None] = lambda fraction: None,
     neighbours: OtherProcesses | None = None,
 ) -> model_info.CostCurve:
-    """Return the curve stored in `cache_dir`, or measure it."""
     calibrator = Calibrator(backend, options, cache_dir, on_progress, neighbours)
     curve = calibrator.known() or calibrator.measure()
     assert curve is not None, "nothing else is wanted"
@@ -93,11 +93,10 @@ def cost_curve(
 
 
 class Calibrator:
-    """Measures in pieces, which are repeated if disturbed: each size, the price of attention, each size
-    again. Small sizes come first, because they get the remaining time.
+    """Measures in pieces, repeated if disturbed: each size, the price of attention, each size again.
 
-    A curve measured beside busy processes is not stored, nor are costs learned while serving, because they
-    are soon learned again.
+    Small sizes come first, because they get the remaining time. A curve measured beside busy processes is not
+    stored, nor are costs learned while serving, which are soon learned again.
     """
 
     def __init__(
@@ -116,13 +115,11 @@ class Calibrator:
         self._neighbours = neighbours or OtherProcesses()
         self._seconds = 0.0
         self._others_s = 0.0
-        """Seconds of the machine that other processes took meanwhile."""
         self._watch = Stopwatch(_budget_s(info), on_progress, clock)
         self._best: dict[int, float] = {}
         self._attended_ms: float | None = None
         self._state_ms: float | None = None if info.state_bytes else 0.0
         self._context = CONTEXT
-        """Most cells of the next attempt to price attention."""
         self._on_device = info.placement is not None and info.placement.split is not None
         largest = min(info.max_step_tokens, info.kv_tokens)
         self._pending = deque(n for n in (_DEVICE_SIZES if self._on_device else _SIZES) if n <= largest)
@@ -132,7 +129,7 @@ class Calibrator:
         return self._curves.get(self._key)
 
     def measure(self, is_wanted: Callable[[], bool] = lambda: False) -> model_info.CostCurve | None:
-        """Return the curve, or None if other work came up; another call continues.
+        """Return None if other work came up; another call continues.
 
         Takes about 10 s for 10^9 parameters, 40 s for 7 * 10^9 and more.
         """
@@ -202,7 +199,6 @@ class Calibrator:
         return attention_price_ms(probe, self._info, self._watch, chunk=chunk, context=context)
 
     def _price_state(self, probe: Probe) -> float:
-        """Extra cost of a token in a sequence of its own."""
         size = max((n for n in self._best if n <= min(_STATES, self._info.max_seqs)), default=1)
         if size < 2:
             return 0.0

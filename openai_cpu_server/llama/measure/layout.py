@@ -1,6 +1,6 @@
-"""Chooses the layout of a model's weights: repacked by ggml, or as in the file, for our kernels.
+"""Layout of weights: repacked by ggml, or as in the file, for our kernels.
 
-The decision is stored, so that a replacement engine computes the same bits.
+The choice is stored, so that a replacement engine computes the same bits.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ logger = logging.getLogger(__name__)
 STEPS = (1, 4, 16, 64)
 """Tokens of the compared steps."""
 TILE_ROWS = (8, 12, 16, 24, 32, 64)
-"""Numbers of rows from which tiles may be used."""
 _VALUES = 1 << 21
 """Enough for threads and tiles, few enough for a tenth of a second."""
 _EXPERTS = 4
 _MOST_ROUNDS, _LEAST_ROUNDS, _TILE_ROUNDS = 7, 2, 5
 _BUDGET_S = 0.4
 _CLEARLY = 0.95
-"""Largest share of the time at which another layout is chosen, because repacking delays the start and
-takes memory that the file's mapping does not."""
+"""Largest share of the time at which another layout is chosen, because repacking delays the start and takes
+memory."""
 _LEAST_OUTPUTS = 64
 _EMBEDDING, _OUTPUT, _OF_EXPERTS = "token_embd.weight", "output.weight", "_exps.weight"
 _NOT_COMPARED = ("f32", "f64", "i8", "i16", "i32", "i64")
@@ -54,8 +53,10 @@ class LayoutKey(MeasurementKey, frozen=True, kw_only=True):
 def chosen_layout(
     options: EngineOptions, header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
 ) -> WeightLayout:
-    """Return the faster layout, measured at the first load, unless the options name one. Without a folder to
-    store the decision, weights stay unchanged."""
+    """Return the layout of the options, else the stored or the faster one.
+
+    Without a folder to store it, weights stay unchanged.
+    """
     layout = None
     if options.cost_dir is not None:
         layouts = Measured(Path(options.cost_dir), LayoutKey, WeightLayout)
@@ -75,7 +76,6 @@ def chosen_layout(
 
 
 def use_layout(layout: WeightLayout, kernels: Kernels) -> None:
-    """Apply the layout's choice of kernels, for all models of this process."""
     if kernels.products.is_on:
         _library().leave([kind.number for kind in TENSOR_TYPES.values() if kind.name in layout.left_to_ggml])
     if kernels.tiles.is_on:
@@ -85,7 +85,6 @@ def use_layout(layout: WeightLayout, kernels: Kernels) -> None:
 
 
 def stored_layout(options: EngineOptions, header: GgufHeader) -> WeightLayout:
-    """Return the stored layout, else the default."""
     stored = []
     if options.cost_dir is not None:
         stored = Measured(Path(options.cost_dir), LayoutKey, WeightLayout).of_model(header.path)
@@ -104,12 +103,11 @@ class _Group(NamedTuple):
     type: TensorType
     num_values: int
     num_experts: int
-    """Experts of a layer, or 1 for matrices that all tokens use."""
+    """1 for matrices that all tokens use."""
     num_used: int
     sample: StoredWeights
 
     def rows(self, tokens: int) -> int:
-        """Rows that a matrix is multiplied with."""
         return max(1, tokens * self.num_used // self.num_experts)
 
     def values(self, tokens: int) -> float:
@@ -118,8 +116,6 @@ class _Group(NamedTuple):
 
 
 class ProductTimes(NamedTuple):
-    """Seconds for the products of one group by tokens."""
-
     type: str
     ours: Mapping[int, float] | None
     """Times, or None if our kernel leaves them to ggml."""
@@ -128,11 +124,10 @@ class ProductTimes(NamedTuple):
     """Times, or None if ggml does not repack them."""
     are_experts: bool = False
     tile_speeds: Mapping[int, float] | None = None
-    """Rows of a matrix -> speed of tiles relative to our other kernel, or to ggml's. None if they are off."""
+    """Rows -> speed of tiles relative to our other kernel, or to ggml's; None if they are off."""
 
 
 def least_tile_rows(speeds: Mapping[int, float]) -> int | None:
-    """Return the number of rows from which on tiles are faster."""
     least = None
     for rows, speed in sorted(speeds.items(), reverse=True):
         if speed <= 1:
@@ -142,7 +137,6 @@ def least_tile_rows(speeds: Mapping[int, float]) -> int | None:
 
 
 def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
-    """Choose the kernel for plain weights, type by type, and then plain or repacked weights."""
     by_type = defaultdict(list)
     for group in groups:
         by_type[group.type].append(group)
@@ -166,7 +160,6 @@ def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
 
 
 def _ratio(times: Sequence[Mapping[int, float]], others: Sequence[Mapping[int, float]]) -> float:
-    """Geometric mean over the steps."""
     logs = [math.log(sum(one[n] for one in times) / sum(one[n] for one in others)) for n in STEPS]
     return math.exp(sum(logs) / len(logs))
 

@@ -1,4 +1,4 @@
-"""Measurements on disk, under the facts that they depend on."""
+"""Measurements on disk, by their conditions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     file_type: int | None
-    """LLAMA_FTYPE of the file."""
+    """LLAMA_FTYPE."""
     file_bytes: int
     modified_ns: int
 
@@ -49,12 +49,12 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str
     cpu_flags: str
-    """Digest of the CPU's features."""
+    """Digest."""
     features: str
     """CPU features that this build of llama.cpp uses."""
     library: str
     kernels: str
-    """Digest of our library of kernels."""
+    """Digest of our library."""
     cores: int
     usable_cores: int
 
@@ -84,7 +84,6 @@ logger = logging.getLogger(__name__)
 
 class MeasurementKey(msgspec.Struct, frozen=True, kw_only=True):
     VERSION: ClassVar[int]
-    """Version of the method."""
     version: int
     model: ModelFacts
     machine: MachineFacts
@@ -108,8 +107,7 @@ _DAMAGE = (OSError, msgspec.MsgspecError, UnicodeDecodeError)
 
 @dataclass(frozen=True)
 class Measured(Generic[K, V]):
-    """Measurements of one kind. A file that is damaged, has another key, or an impossible value counts as
-    absent."""
+    """A file that is damaged, has another key, or an impossible value counts as absent."""
 
     folder: Path
     key_type: type[K]
@@ -136,7 +134,7 @@ class Measured(Generic[K, V]):
         return value if stored_key == key and self.is_sane(value) else None
 
     def of_model(self, model: Path) -> list[tuple[K, V]]:
-        """Return all measurements of this model here, newest first."""
+        """Newest first."""
         conditions = self.key_type.VERSION, ModelFacts.of(model), MachineFacts.here()
         found = []
         for path in self.folder.glob(f"{self._kind}-*.json"):
@@ -150,7 +148,7 @@ class Measured(Generic[K, V]):
         return [entry for _, entry in sorted(found, key=itemgetter(0), reverse=True)]
 
     def put(self, key: K, value: V) -> bool:
-        """Store a measurement. Return False, and log why, if that fails."""
+        """Return False, and log why, if storing fails."""
         path = self.path(key)
         entry = _Entry(*(msgspec.Raw(msgspec.json.encode(part)) for part in (key, value)))
         try:
@@ -184,7 +182,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     flash_attention: bool
 
     def applied(self, options: EngineOptions, fixed: Collection[str] = ()) -> EngineOptions:
-        """Return the options with this profile, except for the `fixed` ones."""
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in fixed}
         return msgspec.structs.replace(options, **values)
 
@@ -194,7 +191,7 @@ class ProfileKey(MeasurementKey, frozen=True, kw_only=True):
 
 
 def load_profile(model: Path, cache_dir: Path) -> Profile | None:
-    """Return None if the model was not tuned on this machine."""
+    """Return None if the model was not tuned here."""
     try:
         key = ProfileKey.here(model)
     except StartupError:

@@ -1,4 +1,4 @@
-"""Times a backend's steps, and the cost of attended cells."""
+"""Timed steps of a backend, and the cost of attended cells."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class Probe:
         self._backend = backend
         self._is_wanted = is_wanted
         self._held: dict[int, int] = {}
-        """Tokens by open slot."""
         self._saved = 0
         self._random = random.Random(0)
 
@@ -119,14 +118,12 @@ class Probe:
 
 
 CONTEXT = 1024
-"""Most cells of the context, which takes most of the time."""
+"""Most cells."""
 _CONTEXT_SHARE = 0.75
-"""Share of the time after which the context must be computed."""
 _STEP = TILE_TOKENS
 """Whole tile of a prompt, which has nearly all of the pairs."""
 _REPEATS = 3
 _RESERVE = _REPEATS * _STEP
-"""Cells for the timed steps."""
 
 
 @dataclass(eq=False)
@@ -147,7 +144,6 @@ class Stopwatch:
         self._used_s += self.clock() - self._since
 
     def allows(self, ms: float, share: float = 1.0) -> bool:
-        """Return True if `ms` more fit into this share."""
         used_s = self._used_s + self.clock() - self._since
         self.on_progress(min(used_s / self.budget_s, 1.0))
         return used_s + ms / 1000 <= share * self.budget_s
@@ -156,10 +152,10 @@ class Stopwatch:
 def attention_price_ms(
     probe: Probe, info: ModelInfo, watch: Stopwatch, *, chunk: int, context: int = CONTEXT
 ) -> float:
-    """Return the milliseconds per pair of a token and an attended cell, or 0 if the pool is too small or
-    noise hides them. The same steps are timed in an empty pool and behind a context.
+    """Return the milliseconds per pair of a token and an attended cell, or 0 if noise or a small pool hides
+    them.
 
-    `chunk`: tokens of the steps that compute the context.
+    The same steps are timed in an empty pool and behind a context. `chunk`: tokens of the context's steps.
     """
     step, context = min(_STEP, info.max_step_tokens), min(context, info.kv_tokens - _RESERVE)
     if context < step:

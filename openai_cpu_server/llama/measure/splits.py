@@ -1,7 +1,7 @@
-"""Measures once which of the splits that fit on a device is the fastest.
+"""Race of the splits that fit on a device.
 
-Each attempt is recorded before, because some drivers end the process when memory runs out; the next start
-skips such a split.
+Attempts are recorded before they begin, because some drivers end the process when memory runs out; the next
+start skips them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from openai_cpu_server.llama.offload.split import Split, SplitKind, SplitPlanner
 logger = logging.getLogger(__name__)
 
 _BUDGET_S = 120.0
-"""After this time only the CPU alone is still measured, because it must be compared."""
+"""Seconds after which only the CPU alone is still measured, for comparison."""
 _CLEARLY = 0.97
 """Largest share of the first choice's time at which another split is chosen."""
 _MOST_TRIES = 2
@@ -40,7 +40,7 @@ _NVIDIA = Path("/proc/driver/nvidia/version")
 
 
 class SplitKey(MeasurementKey, frozen=True, kw_only=True):
-    """Conditions of measured splits, without the device's free memory: each start computes how much fits."""
+    """Conditions without the device's free memory, because each start computes how much fits."""
 
     VERSION = 2
     device: str
@@ -81,9 +81,7 @@ class SplitKey(MeasurementKey, frozen=True, kw_only=True):
 class SplitTime(msgspec.Struct, frozen=True, kw_only=True):
     kind: SplitKind
     layers: int
-    """Layers on the device."""
     experts_on_cpu: int
-    """Layers among these whose experts stay on the CPU."""
     cost_ms: float | None
     """Time of a chat turn, or None if the split failed, was skipped, or was not measured to the end."""
     tries: int = 1
@@ -98,7 +96,6 @@ class SplitTimes(msgspec.Struct, frozen=True):
     times: tuple[SplitTime, ...] = ()
 
     def of(self, kind: SplitKind, split: Split) -> SplitTime | None:
-        """Find a split of this kind with about as many layers and experts."""
         near = max(2, split.num_layers // 8)
         return next(
             (
@@ -122,7 +119,7 @@ class SplitRace:
 
     @property
     def times(self) -> dict[SplitKind, float | None]:
-        """Times of candidates; None for an unusable split."""
+        """Milliseconds, or None for an unusable split."""
         times = ((kind, self._times.of(kind, split)) for kind, split in self._candidates.items())
         return {
             kind: time.cost_ms
@@ -143,7 +140,6 @@ class SplitRace:
         return len(self._candidates) == 1 or len(self.times) == len(self._candidates)
 
     def best(self) -> Split:
-        """Return the fastest split if it is clearly faster than the first choice."""
         first = next(iter(self._candidates))
         costs = {kind: ms for kind, ms in self.times.items() if ms is not None}
         if self.times.get(first, 0.0) is None:  # it was tried, and failed
@@ -160,7 +156,6 @@ class SplitRace:
         return f"no split with {self.device} could be used when that was tried"
 
     def keep_for(self, profile: Profile) -> None:
-        """Store the times for these settings, too."""
         self._stored_times.put(
             msgspec.structs.replace(self._key, **msgspec.structs.asdict(profile)), self._times
         )
@@ -169,7 +164,7 @@ class SplitRace:
         self._times = SplitTimes()
 
     def run(self, cost_ms: Callable[[Split], float], *, budget_s: float = _BUDGET_S) -> None:
-        """Measure unknown times. `cost_ms`: raises `StartupError` if a split does not load."""
+        """`cost_ms`: raises `StartupError` if a split does not load."""
         end = time.monotonic() + budget_s
         neighbours = OtherProcesses()
         for kind, split in self._candidates.items():
@@ -223,7 +218,6 @@ def with_fastest_split(options: EngineOptions, on_progress: Callable[[float], No
 
 
 def fastest(race: SplitRace, planner: SplitPlanner) -> Offload:
-    """Return the offload in place of `auto`."""
     if not race.best().is_cpu_alone:
         return race.best().offload
     return Offload(given_up=race.why_cpu_alone() if race.times else planner.why_cpu_alone)

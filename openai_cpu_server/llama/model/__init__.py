@@ -1,1 +1,1 @@
-"""Loaded model: its weights, its vocabulary, and its memory needs."""
+"""Loaded model: weights, vocabulary, memory needs."""

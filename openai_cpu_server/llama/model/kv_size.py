@@ -1,4 +1,4 @@
-"""Sizes of KV cells and of the pool, and the memory that a server may take. Loads no llama.cpp."""
+"""Sizes of KV cells and of the pool, and memory limits. Loads no llama.cpp."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from openai_cpu_server.llama.gguf.heads import (
 from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES
 
 CELLS_GRANULARITY = 256
-"""llama.cpp pads the size of the pool to a multiple of this."""
+"""llama.cpp pads the pool to a multiple of this."""
 _DEFAULT_CELLS_MAX = 16_384
 
 
@@ -49,8 +49,7 @@ DRAFT_KV_TYPE = KVType.F16
 
 
 def bytes_per_cell(header: GgufHeader, kv_type: KVType) -> int:
-    """Return the bytes of one token's keys and values, an upper bound if window layers have heads of another
-    size."""
+    """Return an upper bound, because window layers may have heads of another size."""
     return sum(cell_bytes_by_layer(header, kv_type))
 
 
@@ -81,13 +80,12 @@ def _kv_heads(header: GgufHeader) -> list[int]:
 class DraftSource(NamedTuple):
     header: GgufHeader
     head: PredictionHead | None = None
-    """Unset for a small model."""
+    """Head, or None for a small model."""
     is_own: bool = False
     """True if the file is the model's."""
 
     @property
     def weights(self) -> int:
-        """Bytes beside the model's."""
         return 0 if self.is_own else total_bytes(model_files(self.header))
 
     @property
@@ -105,8 +103,10 @@ class DraftSource(NamedTuple):
 
 
 def planned_drafts(header: GgufHeader, options: EngineOptions) -> tuple[DraftSource | None, str | None]:
-    """Return the source of drafts beside prompt lookup, and the reason why a head is not used. Raises
-    `StartupError` for a named source that cannot be used."""
+    """Return the source of drafts beside prompt lookup, and why a head is not used.
+
+    Raises `StartupError` for a named source that cannot be used.
+    """
     path = options.draft_model_path
     if options.speculation == "off":
         return None, None
@@ -145,15 +145,15 @@ def _largest(header: GgufHeader, name: str, default: int) -> int:
 SLOTS_MAX = 256
 """llama.cpp's LLAMA_MAX_SEQ."""
 NUM_COPYING = 2
-"""Extra sequences: one for copies of cells, and one for padding."""
+"""One for copies of cells, and one for padding."""
 _MOST_ROLLBACK_STATES = 32
 _ROLLBACK_SHARE = 8
-"""States for rollback take at most one part in this many of the free memory."""
+"""Part of the free memory for rollback states."""
 
 
 def rollback_states(max_seqs: int, state_bytes: int, free_bytes: int) -> int:
-    """Return the number of states for rollback of an interrupted step. llama.cpp clears the memory of all
-    states at once, so they are resident from the start."""
+    """Return how many states an interrupted step may roll back to. llama.cpp makes all of them resident at
+    the start."""
     most = free_bytes // _ROLLBACK_SHARE // state_bytes if state_bytes else 0
     return min(max_seqs, _MOST_ROLLBACK_STATES, most)
 
@@ -163,33 +163,27 @@ _MANY_SNAPSHOTS, _FEW_SNAPSHOTS = 7, 3
 
 
 def num_snapshots(options: EngineOptions, state_bytes: int, *, has_window: bool, drafts: bool) -> int:
-    """Return the number of states per sequence for rollback after a draft.
-
-    Each token writes a snapshot. That is invisible for small states (LFM2, 80 kB: 0 of 57 ms), but three of
-    20 MB (Qwen3.5) make a step 4 % slower and states four times as large, so they are kept only for a model
-    or a head that drafts. llama.cpp cannot distinguish snapshots from cells of windows when it copies them.
-    """
+    """Return the number of states per sequence for rollback after a draft. Each token writes a snapshot."""
     if options.speculation == "off" or has_window:
-        return 0
+        return 0  # llama.cpp cannot distinguish snapshots from cells of windows when it copies them
     if state_bytes <= _SMALL_STATE_BYTES:
-        return _MANY_SNAPSHOTS
+        return _MANY_SNAPSHOTS  # LFM2's of 80 kB cost 0 of 57 ms
+    # three of 20 MB (Qwen3.5) make a step 4 % slower and states four times as large
     return _FEW_SNAPSHOTS if drafts else 0
 
 
 SCORED_OUTPUTS = 64
-"""Rows of logits for prompt scoring, beside one per running sequence."""
+"""Rows of logits for prompt scoring, beside one per sequence."""
 
 
 class SequencePlan(NamedTuple):
-    """llama.cpp's sequences: slots of requests, then those for copies, rollback and guards."""
+    """Slots of requests, then sequences for copies, rollback and guards."""
 
     num_slots: int
     num_rollback: int
-    """Sequences with states to which an interrupted step rolls back."""
     num_guarded: int
-    """Leading slots with a guard, a second owner of cells that a window has passed."""
     snapshots: int
-    """States of each sequence before its last tokens, for rollback after a draft."""
+    """States of each sequence for rollback after a draft."""
 
     @classmethod
     def of(
@@ -246,7 +240,7 @@ def default_states_bytes(state_bytes: int, free_bytes: int) -> int:
 
 
 def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
-    """Requested cells, or those that half of `free_bytes` holds, within a limit."""
+    """Return at most the cells that half of `free_bytes` holds, unless requested."""
     if requested is not None:
         _require_fit(requested, cell_bytes, free_bytes)
         return requested
@@ -275,21 +269,19 @@ def _megabytes(num_bytes: int) -> str:
 
 _BATCH_TOKENS_MIN = 32
 LEAST_TOKENS = 512
-"""Floor of the longest input of an encoder."""
+"""Floor of an encoder's longest input."""
 _SHARE_OF_MEMORY = 8
-"""Logits take at most one part in this many of the free memory. llama.cpp reserves a row for each token of
-a step, even if it never computes any."""
+"""Part of the free memory for logits. llama.cpp reserves a row for each token of a step."""
 _LOGIT_BYTES = 4
 
 
 ROW_CACHE_BYTES = 256 * 1024 * 1024
-"""Cache of encoded media."""
 _MOST_PATCHES = 16_384
 """Limit for any picture; libmtmd makes at most 4,096 rows of 4 patches."""
 _MOST_FRAMES = 4096
 """Frames that an encoder sees at once; Whisper's takes 1,500."""
 _SPECTRUM_BYTES = 2 * 4 * 100 * MOST_SOUND_S
-"""Size of one band of the longest sound: 100 frames per second, twice."""
+"""One band of the longest sound: 100 frames per second, twice."""
 
 
 class EncoderMemory(NamedTuple):
@@ -302,10 +294,10 @@ _NO_ENCODER = EncoderMemory()
 
 
 def encoder_memory(options: EngineOptions) -> EncoderMemory:
-    """Return the bytes of the projector.
+    """Return the bytes of the projector. libmtmd reserves as much for SigLIP (21 and 121 MiB).
 
     A layer holds its input three times and the widest product once, in f32; without flash attention also all
-    scores. libmtmd reserves as much for SigLIP (21 and 121 MiB).
+    scores.
     """
     if options.projector_path is None:
         return _NO_ENCODER
@@ -333,11 +325,8 @@ def _bounded(number: int | None) -> int:
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes in a device's own memory."""
-
     weights: int = 0
     cell: int = 0
-    """Bytes per token."""
     states: int = 0
 
 
@@ -345,12 +334,10 @@ _NO_DEVICE_MEMORY = DeviceMemory()
 
 
 class HostMemory(NamedTuple):
-    """Memory left beside the weights."""
-
     free_bytes: int
     cell_bytes: int
     draft_cell_bytes: int
-    """Same for the pool of what drafts, which has as many cells, or 0."""
+    """Bytes per cell of what drafts, or 0."""
     device_memory: DeviceMemory = _NO_DEVICE_MEMORY
 
     @classmethod
@@ -364,8 +351,8 @@ class HostMemory(NamedTuple):
         encoder: EncoderMemory = _NO_ENCODER,
         device_memory: DeviceMemory = _NO_DEVICE_MEMORY,
     ) -> HostMemory:
-        """Subtract the weights from the memory free before loading. Mapped ones count although the system
-        calls them free, because steps would wait for the disk without them."""
+        """Subtract the weights from the free memory. Mapped ones count, because without them steps would wait
+        for the disk."""
         weights = total_bytes(model_files(header)) + sum(encoder) - device_memory.weights
         weights += 0 if draft is None else draft.weights
         draft_cell = 0 if draft is None else draft.cell_bytes
@@ -399,7 +386,7 @@ _LEAST_STEP_TOKENS = 256
 
 
 def longest_input(options: EngineOptions, trained: int, vocab_size: int, free_bytes: int) -> int:
-    """Return the longest input of an embedding model, by training (0 if unknown), `--ctx-size` or memory."""
+    """Return the limit by training (0 if unknown), `--ctx-size` or memory."""
     if options.kv_tokens is not None:
         if options.kv_tokens < 1:
             raise StartupError(f"--ctx-size must be at least 1, not {options.kv_tokens}.")
@@ -412,5 +399,4 @@ def embedding_tokens(longest: int) -> int:
 
 
 def tokens_that_fit(free_bytes: int, vocab_size: int) -> int:
-    """Return the longest input whose logits leave most of the memory free."""
     return max(LEAST_TOKENS, free_bytes // _SHARE_OF_MEMORY // (vocab_size * _LOGIT_BYTES))

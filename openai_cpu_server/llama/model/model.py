@@ -1,4 +1,4 @@
-"""llama.cpp's log, the owner of a loaded `llama_model`, and the fingerprint of saved cells."""
+"""llama.cpp's log, a loaded `llama_model`, and the fingerprint of saved cells."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ class Closable(ABC):
 
 
 class NativeObject(Closable):
-    """Owns an object of llama.cpp until `close`."""
-
     def __init__(self, handle: object, free: Callable[[object], None]) -> None:
         self._handle: object | None = handle
         self._free = free
@@ -57,12 +55,11 @@ class NativeObject(Closable):
 _WARN, _ERROR = 3, 4
 """Levels; llama_cpp's own logger has outdated numbers."""
 _CONSEQUENCES = ("failed to load model", "failed to load GGUF split")
-"""Lines that only report an earlier error."""
 _PREFACES = ("error loading model", "failed to initialize the context")
 
 
 class NativeLog:
-    """Keeps llama.cpp's last warnings and errors and prints nothing."""
+    """llama.cpp's last warnings and errors. Prints nothing."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=64)
@@ -124,17 +121,14 @@ _SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds rem
 
 
 class HeadUse(enum.Enum):
-    """Treatment of heads that predict further tokens."""
-
     LOADED = "loaded"
     SKIPPED = "skipped"
     """llama.cpp requires that they are whole."""
     HIDDEN = "hidden"
-    """llama.cpp takes the file for one without heads."""
 
 
 class Model(NativeObject):
-    """Weights and vocabulary of a GGUF file. Closed after everything made from it."""
+    """Closed after everything made from it."""
 
     def __init__(self, header: GgufHeader, handle: object, file_bytes: int, places: NativeSplit) -> None:
         super().__init__(handle, llama_cpp.llama_model_free)
@@ -144,7 +138,7 @@ class Model(NativeObject):
         self.is_copied_whole = header.architecture in _COPIED_WHOLE
         """True if llama.cpp crashes when it copies parts of a sequence (llama-kv-cache-dsv4.cpp)."""
         self.is_computed_apart = header.architecture in _COMPUTED_APART
-        """True if llama.cpp computes several sequences together wrongly, or dies."""
+        """True if llama.cpp computes several sequences together wrongly, or crashes."""
 
     @classmethod
     def open(
@@ -172,7 +166,6 @@ class Model(NativeObject):
 
     @classmethod
     def open_vocabulary(cls, header: GgufHeader) -> Model:
-        """Load metadata and tokens only."""
         params = llama_cpp.llama_model_default_params()
         params.vocab_only, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_MMAP
         return cls._load(header, params, lambda fraction: None, NativeSplit())
@@ -238,7 +231,7 @@ class Model(NativeObject):
 
     @property
     def context_trained(self) -> int:
-        """Tokens, or 0 if unknown."""
+        """0 if unknown."""
         return int(llama_cpp.llama_model_n_ctx_train(self.handle))
 
     @property
@@ -267,7 +260,6 @@ class Model(NativeObject):
 
     @property
     def generates_text(self) -> bool:
-        """False for encoders and embedding models."""
         model = self.handle
         return (
             bool(llama_cpp.llama_model_has_decoder(model))
@@ -276,14 +268,14 @@ class Model(NativeObject):
         )
 
     def chat_template(self, name: str | None = None) -> str | None:
-        """Return the template, or a further one such as `tool_use`."""
+        """`name`: further template such as `tool_use`."""
         key = None if name is None else name.encode()
         source = llama_cpp.llama_model_chat_template(self.handle, key)
         return None if source is None else str(source.decode("utf-8", "replace"))
 
 
 def metadata_overrides(facts: Mapping[str, str | int]) -> object:
-    """Return llama.cpp's array of metadata, which an empty element ends."""
+    """Return llama.cpp's array, which an empty element ends."""
     array = (llama_cpp.llama_model_kv_override * (len(facts) + 1))()
     for element, (key, value) in zip(array, facts.items(), strict=False):
         element.key = key.encode()
@@ -303,7 +295,6 @@ _SAMPLE_BYTES = 4096
 def cells_fingerprint(
     header: GgufHeader, info: ModelInfo, projector: Path | None, *, flash_attention: bool
 ) -> str:
-    """Return the facts that saved cells depend on."""
     facts = (
         f"model={_model_digest(model_files(header))}",
         f"kv={info.kv_type},{info.kv_bytes_per_token}",

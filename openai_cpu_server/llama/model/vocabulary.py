@@ -34,12 +34,10 @@ _IDEOGRAPHS = (
     (0xF900, 0xFAFF),
     (0x2F800, 0x2FA1F),
 )
-"""Ranges of the reference."""
 
 
 class WordPieces:
-    """BERT's WordPiece, for texts that llama.cpp splits differently: it drops vowels of Hangul and
-    Devanagari, and has no longest word."""
+    """BERT's WordPiece, because llama.cpp drops vowels of Hangul and Devanagari and has no longest word."""
 
     def __init__(
         self, pieces: Mapping[str, int], *, names: Collection[str] = (), unknown: int, lowercase: bool
@@ -99,33 +97,24 @@ def _apart(character: str) -> str:
 _BERT_UNKNOWN = 100
 """llama.cpp's default."""
 _SPARE_TOKENS = 16
-"""Special tokens beside one token per byte."""
 _SILENT = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
-"""Tokens without text."""
 _WORDS_OF_TEXT = (llama_cpp.LLAMA_VOCAB_TYPE_SPM, llama_cpp.LLAMA_VOCAB_TYPE_BPE)
 """Types that cover all text; others drop white space, or have one token for any unknown word."""
 _PIECE_BYTES = 256
 _BYTES_OF_TEXT = (*range(1, 0xC0), *range(0xC2, 0xF5))
-"""Bytes that occur in UTF-8."""
 _TRIAL = "".join(map(chr, range(1, 256))) + "\u20ac\u5b57\U0001f600"
-"""Characters of one to four bytes."""
 
 
 class PieceTable(NamedTuple):
-    """Bytes of all tokens, with `special`."""
-
     text: bytes
     ends: array[int]
-    """Ends in `text`."""
     silent: array[int]
-    """Tokens that have no bytes without `special`, in order."""
 
 
 class Vocabulary(Closable):
     """Implementation of the contract's `Tokenizer`. Any thread may call it."""
 
     def __init__(self, model: Model, *, owns_model: bool = False) -> None:
-        """`owns_model`: `close` also closes the model."""
         self._model = model
         self._owns_model = owns_model
         if llama_cpp.llama_vocab_type(self.native) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
@@ -195,7 +184,7 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def marks(self) -> SequenceMarks:
-        """Between query and text stand EOS (or SEP) and SEP, as in llama-server."""
+        """EOS (or SEP) and SEP stand between query and text, as in llama-server."""
         around, vocab = self.encode("", add_special=True, parse_special=False), self.native
         num_begin = int(around[:1] == [self.bos])
         sep = self._special("sep")
@@ -215,7 +204,6 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def attributes(self) -> array[int]:
-        """Bits of `LLAMA_TOKEN_ATTR_*` of each token."""
         vocab, attributes = self.native, llama_cpp.llama_vocab_get_attr
         return array("i", [attributes(vocab, token) for token in range(self._size)])
 
@@ -254,7 +242,7 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def _silent_ends(self) -> list[str]:
-        """Names of control tokens that each message of a conversation ends with."""
+        """Names of control tokens that end a conversation's messages."""
         ends = [end for end in self.end_tokens if self.attributes[end] & _SILENT]
         return [name for end in ends if (name := self.piece(end, special=True).decode("utf-8", "replace"))]
 
@@ -274,7 +262,6 @@ class Vocabulary(Closable):
 
     @functools.cached_property
     def _word_pieces(self) -> WordPieces | None:
-        """Return None if llama.cpp splits texts rightly."""
         if llama_cpp.llama_vocab_type(self.native) != llama_cpp.LLAMA_VOCAB_TYPE_WPM:
             return None
         header = self._model.header
@@ -306,7 +293,7 @@ class Vocabulary(Closable):
 
 
 def try_out(vocabulary: Vocabulary) -> None:
-    """Encode all kinds of characters, so that a vocabulary that crashes llama.cpp does so now."""
+    """Crash now if the vocabulary crashes llama.cpp."""
     for special in (False, True):
         vocabulary.encode(_TRIAL, add_special=True, parse_special=special)
 

@@ -1,2 +1,2 @@
-"""Devices beside the CPU, and the parts of a model that go there. A requested split that does not fit is
-reported with the arithmetic."""
+"""Devices beside the CPU, and their parts of a model. A requested split that does not fit is reported with
+the arithmetic."""

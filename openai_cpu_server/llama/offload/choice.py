@@ -1,4 +1,4 @@
-"""Devices that this build of llama.cpp supports, and the parts of a model that go there."""
+"""Devices that this build of llama.cpp supports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_DEVICE = "llama.cpp finds no device beside the CPU (scripts/serve --gpu build
 
 
 def with_device_or_without(load: Callable[[EngineOptions], T], options: EngineOptions) -> T:
-    """Load the model, on the CPU alone if the device is full or fails."""
+    """Use the CPU alone if the device is full or fails."""
     try:
         return load(options)
     except DeviceFailed as error:
@@ -39,7 +39,7 @@ def with_device_or_without(load: Callable[[EngineOptions], T], options: EngineOp
 
 
 _KINDS: dict[int, Literal["gpu", "integrated"]] = {1: "gpu", 2: "integrated"}
-"""`ggml_backend_dev_type`; other values are the CPU, its accelerators, and groups of devices."""
+"""`ggml_backend_dev_type`; others are the CPU, its accelerators, and groups."""
 
 
 class _Override(ctypes.Structure):
@@ -47,14 +47,13 @@ class _Override(ctypes.Structure):
 
 
 def devices() -> list[Device]:
-    """Return devices with their free memory; a build for the CPU alone has none."""
     ggml = _ggml()
     handles = [ggml.ggml_backend_dev_get(index) for index in range(ggml.ggml_backend_dev_count())]
     return [_device(handle) for handle in handles if ggml.ggml_backend_dev_type(handle) in _KINDS]
 
 
 class NativeSplit:
-    """Owns lists that llama.cpp reads as long as the model lives."""
+    """llama.cpp reads the lists as long as the model lives."""
 
     def __init__(self, split: Split | None = None, device: Device | None = None) -> None:
         overrides = split.overrides if split is not None else []
@@ -79,7 +78,7 @@ class NativeSplit:
         return DeviceFailed(message) if self.uses_device else StartupError(message)
 
     def apply_to(self, params: llama_cpp.llama_model_params) -> None:
-        """Without a name llama.cpp would use every device."""
+        """Name the devices, because llama.cpp would use every device."""
         params.n_gpu_layers = self._num_layers
         params.devices = ctypes.addressof(self._devices)
         params.tensor_split = self._shares
@@ -162,7 +161,6 @@ class Places(NamedTuple):
 
 
 def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
-    """Return the requested parts that fit, given the machine's free memory."""
     offload = options.offload
     if not offload.wants_device:
         return Places.cpu_alone(offload.given_up)
@@ -207,8 +205,7 @@ def of_draft_model(options: EngineOptions, path: Path) -> EngineOptions:
 
 
 def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -> SplitPlanner:
-    """Return the planner of splits beside the draft model, which comes first because it is small and computes
-    more often."""
+    """The draft model comes first, because it is small and computes more often."""
     name_of = _ggml().ggml_backend_dev_name  # `Vulkan0` for `vulkan0`
     named = tuple((pattern, _text(name_of(_handle(to)))) for pattern, to in options.offload.tensor_place)
     offload = msgspec.structs.replace(options.offload, tensor_place=named)
@@ -233,7 +230,7 @@ def split_planner_for(options: EngineOptions, device: Device, free_bytes: int) -
 
 
 def device_for(offload: Offload) -> Device | None:
-    """Return the named device, else a separate GPU before an integrated one."""
+    """Prefer a separate GPU to an integrated one."""
     found = devices()
     if offload.device is None or not found:
         return min(found, key=lambda device: _PREFERRED.index(device.kind), default=None)

@@ -1,7 +1,6 @@
-"""Computes which parts of a model fit on a device.
+"""Parts of a model that fit on a device. Embeddings stay on the CPU.
 
-llama.cpp counts layers from the end, and the output is the first of them. Embeddings stay on the CPU. The
-cells and the state of a layer lie where the layer is, or on the CPU.
+llama.cpp counts layers from the end, the output first.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from openai_cpu_server.llama.model import kv_size
 
 _LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""Same as `--cpu-moe` of llama.cpp (LLM_FFN_EXPS_REGEX), without shared experts."""
+"""Experts but shared ones, as for `--cpu-moe` of llama.cpp (LLM_FFN_EXPS_REGEX)."""
 _OF_EXPERTS = re.compile(_EXPERTS)
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
 _LOOKUP_TABLES = ("token_embd", "position_embd", "token_types", "per_layer_token_embd")
@@ -36,28 +35,22 @@ class LayerBytes(NamedTuple):
     dense: int = 0
     experts: int = 0
     cell: int = 0
-    """Bytes per token."""
     state: int = 0
-    """Bytes per sequence."""
 
 
 class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a model. Tensors that match `--tensor-place` do not count in `layers` and `output_bytes`."""
+    """Tensors that match `--tensor-place` do not count in `layers` and `output_bytes`."""
 
     layers: tuple[LayerBytes, ...]
     output_bytes: int
     pattern_bytes: int
-    """Tensors that patterns place on this device."""
     other_devices_bytes: int
-    """Tensors that patterns place on other devices."""
     unused_patterns: tuple[str, ...]
     total_bytes: int
-    """All weights."""
     activation_floats: int
     """Most numbers per token that a step holds at a time."""
     vocab_size: int
     width: int
-    """Numbers of a token between two layers."""
     heads: int
     has_windows: bool
 
@@ -108,7 +101,6 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def placing(offload: Offload) -> list[tuple[re.Pattern[str], str]]:
-    """Compile `--tensor-place`, whose first match decides."""
     try:
         return [(re.compile(pattern), to) for pattern, to in offload.tensor_place]
     except re.error as error:
@@ -169,13 +161,12 @@ class StepSizes(NamedTuple):
     """States per layer that keeps them."""
     flash_attention: bool
     pools: bool = False
-    """True if rows of all tokens are kept."""
 
     @classmethod
     def of_embeddings(
         cls, header: GgufHeader, sizes: ModelSizes, options: EngineOptions, free_bytes: int
     ) -> StepSizes:
-        """Same sizes as in `llama.embedder`; a causal model also computes unused logits of all tokens."""
+        """Sizes as in `llama.embedder`; a causal model also computes unused logits of all tokens."""
         trained = header.arch_int("context_length") or 0
         tokens = kv_size.embedding_tokens(
             kv_size.longest_input(options, trained, sizes.vocab_size, free_bytes)
@@ -194,7 +185,7 @@ class StepSizes(NamedTuple):
     def of(
         cls, sizes: ModelSizes, options: EngineOptions, cells: int, free_bytes: int, *, drafts: bool
     ) -> StepSizes:
-        """Same sizes as in `llama.loading`. `free_bytes`: limits the states."""
+        """Sizes as in `llama.loading`. `free_bytes`: limits the states."""
         plan = kv_size.SequencePlan.of(
             options, sizes.state_bytes, free_bytes, has_window=sizes.has_windows, drafts=drafts
         )
@@ -221,17 +212,15 @@ class DeviceBytes(NamedTuple):
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
     offload: Offload
-    """Request with numbers in place of `auto` and `all`."""
+    """Numbers replace `auto` and `all`."""
     num_layers: int
     """Layers including the output."""
     experts_on_cpu: int
-    """Layers on the device whose experts stay on the CPU."""
     device_bytes: DeviceBytes
     cells: int
-    """Cells of the whole pool."""
     device_memory: kv_size.DeviceMemory
     other_devices_bytes: int = 0
-    """Weights on other devices, whose further needs are not counted."""
+    """Weights there, whose further needs are not counted."""
     why: str | None = None
     """Sentence why it is less than requested."""
 
@@ -247,7 +236,6 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overrides(self) -> list[tuple[str, str]]:
-        """Patterns and places; the first match decides."""
         layers = "|".join(map(str, range(self.offload.cpu_moe)))
         return [*self.offload.tensor_place, *([(rf"blk\.({layers}){_EXPERTS}", CPU)] if layers else [])]
 
@@ -263,12 +251,9 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SplitKind(enum.Enum):
-    """Candidates for the fastest split."""
-
     FULL = "full"
     """Largest part that fits; experts stay on the CPU before layers do."""
     DENSE = "dense"
-    """All experts stay on the CPU."""
     NO_CELLS = "no cells"
     """Cells on the CPU leave room for weights."""
     CPU = "cpu"
@@ -278,17 +263,14 @@ _LEAST_MARGIN, _MOST_MARGIN, _MARGIN_SHARE = 256 * 2**20, 2**30, 16
 
 
 def margin_bytes(device: Device) -> int:
-    """Return the memory for drivers and other users. llama.cpp's `--fit` leaves 1 GiB."""
+    """Memory for drivers and other users. llama.cpp's `--fit` leaves 1 GiB."""
     return min(max(_LEAST_MARGIN, device.total_bytes // _MARGIN_SHARE), _MOST_MARGIN)
 
 
 class SplitPlanner:
-    """Reduces the requested split until it fits on the device."""
-
     def __init__(
         self, sizes: ModelSizes, step: StepSizes, offload: Offload, device: Device, *, reserved_bytes: int = 0
     ) -> None:
-        """`reserved_bytes`: for a projector or a draft model."""
         self._sizes = sizes
         self._step = step
         self._offload = offload
@@ -301,8 +283,10 @@ class SplitPlanner:
         self._kv_on_gpu = offload.kv_on_gpu is not False
 
     def first_choice(self) -> Split:
-        """Return the requested split, reduced until it fits: first experts stay on the CPU, then layers.
-        Without a report of the memory, only a requested number of layers goes to the device."""
+        """Reduce the requested split until it fits: first experts stay on the CPU, then layers.
+
+        If the device's memory is unknown, only a requested number of layers goes there.
+        """
         request = self._split(self._most_layers, self._least_cpu_moe, kv_on_gpu=self._kv_on_gpu)
         is_unchecked = not self._device.total_bytes and isinstance(self._offload.gpu_layers, int)
         if is_unchecked or self._fits(request):
@@ -310,7 +294,6 @@ class SplitPlanner:
         return msgspec.structs.replace(self._largest_that_fits(request), why=self._why_less(request))
 
     def candidates(self) -> dict[SplitKind, Split]:
-        """Return the first choice, and others that may be faster."""
         first, layers, cpu_moe = self.first_choice(), self._most_layers, self._least_cpu_moe
         splits = {SplitKind.FULL: first}
         if self._sizes.has_experts:
@@ -327,7 +310,6 @@ class SplitPlanner:
 
     @property
     def unused_options(self) -> list[str]:
-        """Sentences about options that do not apply."""
         sentences = [
             f"--tensor-place: {pattern!r} matches no tensor" for pattern in self._sizes.unused_patterns
         ]
@@ -337,7 +319,6 @@ class SplitPlanner:
 
     @property
     def why_cpu_alone(self) -> str:
-        """Reason as a clause, for a first choice without `why`."""
         if self._offload.gpu_layers == 0:
             return f"no tensor of it is placed on {self._device.name}"
         if not self._device.total_bytes:
@@ -360,8 +341,11 @@ class SplitPlanner:
         return DeviceBytes(weights, cells, states, self._compute_bytes(gpu_layers, kv_on_gpu=kv_on_gpu))
 
     def _compute_bytes(self, gpu_layers: int, *, kv_on_gpu: bool) -> int:
-        """ggml reserves activations with the attention mask, or logits; all scores without flash
-        attention; states that layers read and write; and copies between CPU and device."""
+        """ggml reserves activations with the attention mask, or logits.
+
+        It also reserves all scores without flash attention, states that layers read and write, and copies
+        between devices.
+        """
         step, sizes, layers = self._step, self._sizes, self._on_device(gpu_layers)
         masks = (2 if sizes.has_windows else 1) * step.cells * step.tokens * (_FLOAT_BYTES // 2)
         if not step.flash_attention:

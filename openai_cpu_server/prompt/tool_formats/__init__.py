@@ -1,6 +1,7 @@
-"""Formats in which models write tool calls, and their readers. A format is data (`forms.toml`) where
-possible, from which prompts, readers and grammars are made. The API picks one by a model's template. No part
-of a call is reported as content."""
+"""Formats in which models write tool calls, as data (`forms.toml`) where possible, and their readers.
+
+The API picks one by a model's template. No part of a call is reported as content.
+"""
 
 from __future__ import annotations
 

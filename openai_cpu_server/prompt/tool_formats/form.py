@@ -1,4 +1,4 @@
-"""Formats in which calls follow a marker, each with a head, arguments and a tail."""
+"""Formats in which calls follow a marker."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ class CallIds(enum.Enum):
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
-    """`marker`, `opening`, calls with `between` between them, `closing`. A call is `head`, arguments,
-    `tail`. Grammars are GBNF: the root's expression, then lines of rules."""
+    """`marker`, `opening`, calls with `between` between them, `closing`. A call is `head`, arguments, `tail`.
+
+    Grammars are GBNF: the root's expression, then lines of rules.
+    """
 
     name: str
     """Value of `--tool-format`."""
     head: patterns.Pattern = _JSON_HEAD
-    """By default a JSON object together with `tail`."""
+    """JSON object together with `tail` by default."""
     tail: patterns.Pattern = (patterns.PatternSlot.BLANK, "}")
     marker: str = ""
     """"" if an output that begins with a call consists of calls."""
@@ -87,8 +89,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
     def whole(
         self, callees: Sequence[Callee], spelling: patterns.Spelling, *, several: bool, answer: str | None
     ) -> str:
-        """Return the grammar of an output. `answer`: rule of other text, "" for any text, or None if there
-        must be calls."""
+        """`answer`: rule of other text, "" for any text, or None if there must be calls."""
         calls, rules = self._calls(callees, spelling, several=several)
         begin = spelling.literal(self.marker)
         if self.prelude and spelling.control_token(self.prelude) is not None:
@@ -132,7 +133,6 @@ class ToolFormat(msgspec.Struct, frozen=True):
         return self.parameters is None or self.parameters.names(name)
 
     def value_spelling(self, spelling: patterns.Spelling) -> ValueSpelling:
-        """Spelling of arguments that are not raw text."""
         return JSON_VALUES if self.parameters is None else self.parameters.value_spelling(spelling)
 
     def raw_parameters(self, callee: Callee) -> Mapping[str, frozenset[str]]:
@@ -166,8 +166,10 @@ class ToolFormat(msgspec.Struct, frozen=True):
     def reader(
         self, functions: RawNames, *, at_start: bool = False, schemas: Mapping[str, JsonSchema] = NO_SCHEMAS
     ) -> OutputReader:
-        """Return a reader. With `at_start` the output begins with calls or has none. `schemas`: those of
-        parameters, by function, for values whose text does not show their types."""
+        """`at_start`: the output begins with calls or has none.
+
+        `schemas`: parameters by function, for values whose text does not show their types.
+        """
         if self.marker:
             gate = HeadGate(((self.marker,),), ()) if at_start else MarkerGate(self.marker)
             return ToolReader(gate, self._scanner(functions, schemas))

@@ -1,4 +1,4 @@
-"""Formats that differ only in the text around a call, which are data in `forms.toml`."""
+"""Formats that are data in `forms.toml`."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ FORMS = {
 GENERIC = msgspec.structs.replace(
     FORMS["hermes"], name="generic", signs=(), others=(), replaces_template=True
 )
-"""For templates that know no tools, or use an unknown format."""
+"""Format for templates that know no tools, or use an unknown one."""

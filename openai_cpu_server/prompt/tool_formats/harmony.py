@@ -1,5 +1,4 @@
-"""gpt-oss' harmony: messages with channels. `analysis` has thoughts, `final` the answer, `commentary` a
-call or a word to the user before one."""
+"""gpt-oss' harmony. `analysis` has thoughts, `final` the answer, `commentary` a call or words before one."""
 
 from __future__ import annotations
 

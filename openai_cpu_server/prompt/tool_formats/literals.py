@@ -1,5 +1,5 @@
-"""Readers of values in JSON, Python's literals, Gemma's notation and MiniMax M3's elements, which become JSON
-piece by piece, and their writers."""
+"""JSON, Python's literals, Gemma's notation and MiniMax M3's elements, read piece by piece into JSON, and
+written."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class LiteralReader:
         self._quote = ""
         self._is_key = False
         self._comma = ""
-        """Comma that is written before the next item, because Python allows one behind the last."""
+        """Comma before the next item, because Python allows one behind the last."""
 
     def read(self, text: str) -> Read:
         found, at = "", 0
@@ -156,14 +156,12 @@ class LiteralReader:
 
 ALL_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MOST_SCHEMAS = 64
-"""Schemas that are looked at for one value, because references may lead in circles."""
+"""Schemas looked at for one value, because references may lead in circles."""
 
 
 class ValueSchema:
-    """Types of a value and of its parts, as far as its schemas show them."""
-
     def __init__(self, root: JsonSchema, schemas: Sequence[object]) -> None:
-        """`schemas`: one or several that may hold, or () if none is known."""
+        """`schemas`: several that may hold, or () if none is known."""
         self._root = root
         self._schemas = schemas
 
@@ -172,7 +170,7 @@ class ValueSchema:
         return frozenset().union(*(self._types(each, set()) for each in self._schemas)) or ALL_TYPES
 
     def inner(self, name: str) -> ValueSchema:
-        """Return the schema of a property, or of the items of an array for the name `item`."""
+        """`name`: a property, or `item` for the items of an array."""
         found: list[object] = []
         queue = list(self._schemas)
         for schema in queue:
@@ -288,7 +286,7 @@ def json_type(value: object) -> str:
 
 
 def notated(value: object, notation: Notation, marks: tuple[str, str]) -> str:
-    """Write a value. `marks`: those around a raw text, or the one of elements."""
+    """`marks`: those around a raw text, or the one of elements."""
     if notation is Notation.JSON:
         return to_json(value)
     if isinstance(value, str):
@@ -342,7 +340,7 @@ def _escape(text: str, at: int) -> _Step | None:
 
 
 def _scalar(word: str) -> str:
-    """Return the word as JSON: a name or number of Python's is translated, and others become strings."""
+    """Python's names and numbers are translated, other words become strings."""
     word = _WORDS.get(word, word)
     if _JSON_SCALAR.fullmatch(word):
         return word

@@ -91,7 +91,7 @@ class Parameters(msgspec.Struct, frozen=True):
         *,
         in_any_order: bool = False,
     ) -> tuple[str, list[str]]:
-        """Return the expression of all parameters, and rules whose names begin with `stem`."""
+        """`stem`: beginning of the rules' names."""
         rules = []
         for i, each in enumerate(parameters):
             ways = []
@@ -183,9 +183,10 @@ class Parameters(msgspec.Struct, frozen=True):
 
     @property
     def next_part(self) -> re.Pattern[str]:
-        """Match the next parameter's name, or the end of the call. Text that is neither is read once: a name
-        without a tag begins the text and has no separator, because other places would be tried for each
-        character."""
+        """Match the next parameter's name, or the end of the call, else read the text once.
+
+        A name without a tag has no separator, because other places would be tried for each character.
+        """
         close = f"(?P<close>{re.escape(self.close)})"
         if isinstance(self.begin[0], str):
             name = f"(?P<name>[^{re.escape(self.close[0])}]+?)"
@@ -199,8 +200,6 @@ class ParameterScanner:
     def __init__(
         self, head: re.Pattern[str], layout: Parameters, raw: RawNames, schemas: Mapping[str, JsonSchema]
     ) -> None:
-        """`head` matches what stands before the parameters, with the function's name. `schemas`: those of
-        all parameters, by function."""
         self._head = head
         self._next = layout.next_part
         self._layout = layout
@@ -210,7 +209,6 @@ class ParameterScanner:
         self._call: str | None = None
         self._value: RawTextReader | TextOrScalarReader | LiteralReader | ElementsReader | None = None
         self._key: re.Match[str] | None = None
-        """Beginning of a parameter whose value has not begun."""
         self._num_parameters = 0
         self._num_begun = 0
 

@@ -51,7 +51,7 @@ _GBNF = {
     PatternSlot.INDEX: "[0-9] [0-9]?",
 }
 _MARK = re.compile(r"(｜DSML｜|\]<\]minimax\[>\[|<(?!/?｜DSML｜)[^<>\s]+>|\[[A-Z_]{3,}\])")
-"""Matches a control token of models that were taught it."""
+"""Control tokens of models that were taught the mark."""
 
 
 def pattern_text(pattern: Pattern, name: str = "", index: int = 0) -> str:
@@ -64,8 +64,7 @@ def has_mark(text: str) -> bool:
 
 
 def regex_of(pattern: Pattern, name: str = _NAME) -> str:
-    """The name is the group. An open end stops before a mark. A name at the beginning is tried once, and not
-    from each of its letters."""
+    """The name is the group, tried once and not from each letter. An open end stops before a mark."""
     if pattern[0] is PatternSlot.NAME and name == _NAME:
         name = rf"(?<![A-Za-z0-9_.-]){name}"
     slots = {**_REGEX, PatternSlot.NAME: name}
@@ -156,7 +155,6 @@ def _none_of(chars: str) -> str:
 class CallBegin(msgspec.Struct, frozen=True):
     name: str
     takes_text: bool = False
-    """True for a custom tool, which takes a text."""
 
 
 class OutputPiece(msgspec.Struct, frozen=True):

@@ -1,5 +1,7 @@
-"""Protocol of tool-call formats, and readers of a model's output as it comes. Models write calls of custom
-tools as calls of a function with one parameter."""
+"""Protocol of tool-call formats, and readers of an output as it comes.
+
+Models write calls of custom tools as calls of a function with one parameter.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,7 @@ class TextReader:
 
 
 class MarkerGate:
-    """Drops white space before the marker. `feed` returns the certain content, and the text of calls once
-    they have begun, else None."""
+    """`feed` returns the certain content, and the text of calls once they have begun, else None."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
@@ -75,7 +76,7 @@ class MarkerGate:
 
 
 class HeadGate:
-    """Decides by the beginning: an output that begins with a call consists of calls."""
+    """An output that begins with a call consists of calls."""
 
     def __init__(self, ways: Sequence[patterns.Pattern], names: Sequence[str]) -> None:
         """`ways`: beginnings of calls. `names`: () for any function."""
@@ -153,7 +154,7 @@ class ToolReader:
 
 
 RawNames = Mapping[str, Mapping[str, frozenset[str]]]
-"""Parameters written as raw text, each with its other types, by function. {} allows any function."""
+"""Raw parameters, each with its other types, by function. {} allows any function."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -171,7 +172,7 @@ class Parameter(msgspec.Struct, frozen=True):
 class Callee(msgspec.Struct, frozen=True):
     name: str
     rule: str
-    """Grammar rule or expression of its arguments as one JSON object."""
+    """Grammar of its arguments as one JSON object."""
     parameters: tuple[Parameter, ...] = ()
     in_any_order: bool = False
 

@@ -1,2 +1,2 @@
-"""GBNF, llama.cpp's grammar language, read in the reader process. An error has its line and column, nothing
-recurses over the text, and its size is limited."""
+"""GBNF, llama.cpp's grammar language. An error has its line and column, nothing recurses over the text, and
+its size is limited."""

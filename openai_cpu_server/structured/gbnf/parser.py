@@ -1,7 +1,8 @@
-"""Parser of GBNF, with additions to llama.cpp's: `_` in names, `{,n}`, and no limit of 2,000 repetitions.
-Of its tokens only `<[302]>` is supported. Unlike there, a rule defined twice, an empty class and a
-reversed range are rejected. Both reject left recursion; llama.cpp also counts a repetition of what may be
-empty."""
+"""GBNF with `_` in names, `{,n}`, and more than 2,000 repetitions; of tokens only `<[302]>`.
+
+Unlike llama.cpp, it rejects a rule defined twice, an empty class and a reversed range, and allows a
+repetition of what may be empty.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +42,6 @@ _LOWEST_SURROGATE, _HIGHEST_SURROGATE = 0xD800, 0xDFFF
 
 
 class WrongCharacter(Exception):
-    """`position`: within the symbol's text."""
-
     def __init__(self, position: int, message: str) -> None:
         super().__init__(message)
         self.position = position
@@ -132,7 +131,7 @@ _UNFINISHED = {
 
 class _Symbol(NamedTuple):
     kind: str
-    """Not in `_KINDS` if no symbol begins here; then this is the last one."""
+    """Name outside of `_KINDS` if no symbol begins here; then this is the last one."""
     text: str
     position: int
 
@@ -163,7 +162,7 @@ def _error_at(text: str, position: int, message: str) -> InvalidGrammar:
 DEEPEST_GROUP = 500
 MOST_TIMES = 1_000_000_000
 _LIFTED_AT = 6
-"""Groups nested this deep become rules, so that no expression is deep."""
+"""Depth at which groups become rules, so that no expression is deep."""
 
 
 _Group = list[list[Expr]]
@@ -176,8 +175,7 @@ def _finished(group: _Group) -> Expr:
 
 
 def parse_gbnf(text: str, defined_names: Collection[str] = ()) -> Rules:
-    """Parse rules; groups that are lifted out have a dot in their names. Raises InvalidGrammar.
-    `defined_names`: names of rules that are defined elsewhere."""
+    """Groups that are lifted out have a dot in their names. Raises InvalidGrammar."""
     return _Parser(text, defined_names).grammar()
 
 

@@ -1,5 +1,4 @@
-"""Automata of expressions by Brzozowski derivatives, which make intersection and complement cheap;
-expressions of automata, and simpler equivalents without complements."""
+"""Automata of expressions by Brzozowski derivatives, which make intersection and complement cheap."""
 
 from __future__ import annotations
 
@@ -182,7 +181,7 @@ def _serial(expr: Expr) -> int:
 
 
 def build_automaton(expr: Expr, budget: Budget) -> Automaton:
-    """Return the minimal automaton of an expression. Raises SchemaTooLarge."""
+    """Make a minimal automaton. Raises SchemaTooLarge."""
     alphabet = Alphabet(expr, budget)
     states = list(_explored(expr, alphabet, budget))
     table = [row for _, row in states]
@@ -193,7 +192,7 @@ def build_automaton(expr: Expr, budget: Budget) -> Automaton:
 
 
 def _explored(expr: Expr, alphabet: Alphabet, budget: Budget) -> Iterator[tuple[Expr, list[int | None]]]:
-    """Yield each state with its row of targets, which is filled before the next one is yielded."""
+    """Rows of targets are filled before the next one is yielded."""
     deriver, numbers, queue = Deriver(budget), {expr: 0}, [expr]
     for state in queue:
         row: list[int | None] = [None] * len(alphabet.classes)
@@ -229,7 +228,7 @@ _CELLS_A_STEP = 40
 
 
 def _equivalent(table: list[list[int | None]], accepting: set[int]) -> list[int]:
-    """Number equivalent states alike, by Hopcroft's refinement."""
+    """Hopcroft's refinement."""
     sources: list[dict[int, list[int]]] = [{} for _ in table[0]]
     for state, row in enumerate(table):
         for into, target in zip(sources, row, strict=True):
@@ -249,7 +248,6 @@ def _equivalent(table: list[list[int | None]], accepting: set[int]) -> list[int]
 
 
 def _split_blocks(blocks: list[set[int]], block_of: list[int], parts: dict[int, set[int]]) -> range:
-    """Split parts off. Return the numbers of the new blocks, each the smaller half."""
     first = len(blocks)
     for number, part in parts.items():
         rest = blocks[number]
@@ -282,7 +280,7 @@ def _numbered(
 
 
 def few_strings(automaton: Automaton, most: int) -> list[str] | None:
-    """Return all strings in order of length, or None if they are more than `most` or too costly."""
+    """Return None for more than `most` strings, or too costly ones. They are in order of length."""
     found: list[str] = []
     ways = [("", 0)]
     for text, state in ways:
@@ -344,9 +342,7 @@ _START, _END = -1, -2
 _LARGEST = 4_000
 """Parts of the largest expression that is worth writing."""
 _MOST_WRITTEN = 15_000
-"""Parts of all intermediate expressions together."""
 _MOST_EDGES = 2_000
-"""An edge becomes at least one part."""
 
 _DEEPEST = 90
 
@@ -416,7 +412,7 @@ class _Graph:
 
 
 def to_expr(automaton: Automaton) -> Expr | None:
-    """Return an expression of the same language, or None if it would be too long."""
+    """Return None if it would be too long."""
     if not automaton.accepting:
         return NOTHING
     if sum(map(len, automaton.edges)) > _MOST_EDGES:
@@ -466,14 +462,12 @@ class PlainLanguages:
             return None
 
     def few(self, language: Expr, most: int) -> list[str] | None:
-        """Return all strings if they are few and short, else None."""
         longest = span(language)[1]
         if longest is None or longest > _SHORT:
             return None
         return few_strings(self.automaton(language), most)
 
     def simplified(self, language: Expr) -> Expr | None:
-        """Return plain expressions and intersections of them, or None if too long."""
         if not language.is_extended:
             return language
         if language not in self._simple:  # not `functools.cache`, which takes more of the stack
@@ -481,8 +475,8 @@ class PlainLanguages:
         return self._simple[language]
 
     def _plain(self, language: Expr) -> Expr | None:
-        """Counts and large parts stay apart, because the reader combines them only as far as the text
-        goes."""
+        """Counts and large parts stay apart, because the reader combines them only as far as the
+        text goes."""
         if weight(language) <= _MOST_STATES and (found := self._by_automaton(language)) is not None:
             return found
         if isinstance(language, And) and any(map(_has_one_spelling, language.items)):
@@ -514,8 +508,10 @@ _PLAIN_ASCII = CharSet.of((0x20, 0x7E)) - CharSet.chars('"\\')
 
 
 def _has_one_spelling(language: Expr) -> bool:
-    """Return True if a string of JSON never escapes its characters, so that a complement beside it is one of
-    spellings too."""
+    """Return True if a string of JSON never escapes its characters.
+
+    A complement beside it is then one of spellings too.
+    """
     if isinstance(language, And) or language.is_extended:
         return False
     sets = (x.set for x in every_expression([language]) if isinstance(x, Chars))

@@ -1,4 +1,4 @@
-"""Sets of Unicode code points as sorted, disjoint, inclusive ranges. No set contains surrogates."""
+"""Sets of Unicode code points, without surrogates, as sorted, disjoint, inclusive ranges."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ NOT_LINE_END = ANY - CharSet.chars("\n\r\u2028\u2029")
 
 
 def partition(sets: Iterable[CharSet]) -> list[CharSet]:
-    """Return the coarsest classes of which every set is a union. Classes of earlier sets come first;
-    together they are ANY."""
+    """Return the coarsest classes of which every set is a union. Classes of earlier sets come first; together
+    they are ANY."""
     all_sets = [ANY, *sets]
     ranges: dict[int, list[Range]] = {}
     for low, high, inside in _stretches(all_sets):
@@ -126,7 +126,6 @@ def partition(sets: Iterable[CharSet]) -> list[CharSet]:
 
 
 def _stretches(sets: list[CharSet]) -> Iterator[tuple[int, int, int]]:
-    """Runs of characters that are in the same sets, with a bit for each set, highest bit first."""
     changes: dict[int, int] = {}
     for number, each in enumerate(reversed(sets)):
         for low, high in each.ranges:

@@ -1,5 +1,5 @@
-"""Interned expressions, of characters and of grammar text: equal ones are one object, so comparing is
-cheap. The functions below make and simplify them, and find the lengths of their strings."""
+"""Interned expressions, of characters and of grammar text. Equal ones are one object, so comparing
+is cheap."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _KeyedReference(ref[Any]):
 
 
 class _Interned(type):
-    """Metaclass that makes equal instances one object. The table is weak and thread-safe."""
+    """Equal instances are one object. The table is weak and thread-safe."""
 
     _table: ClassVar[dict[tuple[object, ...], _KeyedReference]] = {}
     _serials: ClassVar[Iterator[int]] = itertools.count()
@@ -125,7 +125,7 @@ class Ref(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Token(Expr):
-    """Control token by its number in the vocabulary. No text matches it."""
+    """Number in the vocabulary. No text matches it."""
 
     number: int
 
@@ -221,8 +221,10 @@ class Not(_One):
 
 @dataclass(frozen=True, eq=False)
 class Residue(Expr):
-    """Decimal digits whose value times 10**decimals is a multiple of `modulus`. `remainder`: of the digits so
-    far. `read`: number of decimals so far, or None before the point."""
+    """Decimal digits whose value times 10**decimals is a multiple of `modulus`.
+
+    `remainder`: of the digits so far. `read`: number of decimals so far, or None before the point.
+    """
 
     modulus: int
     decimals: int
@@ -236,8 +238,10 @@ class Residue(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Multiples(Expr):
-    """Multiples of an integer, which llguidance counts itself, because an automaton has a state for each
-    remainder. `language`: the same as an expression."""
+    """Multiples of an integer, which llguidance counts itself: an automaton has a state for each remainder.
+
+    `language`: the same as an expression.
+    """
 
     step: int
     low: int | None
@@ -389,7 +393,6 @@ def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
 
 
 def inner_first(roots: Iterable[K], inner: Callable[[K], Iterable[K]], done: Container[K] = ()) -> list[K]:
-    """Return each key behind those that `inner` finds for it, except within cycles."""
     found, met = list[K](), set[K]()
     stack = [(root, False) for root in reversed([*roots])]
     while stack:
@@ -418,7 +421,7 @@ Span = tuple[int, "int | None"]
 
 
 def span(expr: Expr) -> Span:
-    """Least and greatest number of characters, or None for no limit."""
+    """Least and greatest length; None means no limit."""
     if isinstance(expr, Chars):
         return 1, 1
     if isinstance(expr, (Seq, Alt)):

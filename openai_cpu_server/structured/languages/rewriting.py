@@ -25,7 +25,6 @@ from openai_cpu_server.structured.options import InvalidGrammar
 
 S = TypeVar("S")
 MOST_RULES = 6_000
-"""Rules that a client's grammar may become."""
 _MOST_UNROLLED = 16
 """Rounds that are written out, where each may end in another state."""
 
@@ -39,14 +38,13 @@ class RuleProduct(ABC, Generic[S]):
         self._waiting: dict[tuple[str, S], None] = {}
         self._names: dict[tuple[str, S, S], str] = {}
         self._ways = functools.cache(self._find_ways)
-        """Ways of the parts of the present rule, because expressions share parts."""
+        """Ways of the present rule's parts, because expressions share parts."""
         self._whole = self._here = (whole, start)
         self._of_rule(self._whole)
         self._spread()
 
     @abstractmethod
-    def _leaf(self, expr: Expr, before: S) -> dict[S, Expr]:
-        """Texts of an expression without parts, by the state behind them."""
+    def _leaf(self, expr: Expr, before: S) -> dict[S, Expr]: ...
 
     def _may_end(self, state: S) -> bool:
         return True
@@ -97,7 +95,7 @@ class RuleProduct(ABC, Generic[S]):
         return self._row(expr.items, before)
 
     def _row(self, items: Iterable[Expr], before: S) -> dict[S, Expr]:
-        """Items with one way are joined together at the end, because joining each would be quadratic."""
+        """Items with one way are joined at the end, because joining each would be quadratic."""
         found, row = {before: EMPTY}, list[Expr]()
         for item in items:
             if len(found) != 1:

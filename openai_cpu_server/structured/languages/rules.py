@@ -1,8 +1,7 @@
 """Compile order, nullable expressions and left recursion of rules.
 
-llguidance compiles a rule within the rule that first names it, so a chain takes stack for each rule, and an
-overflow kills the process. Long chains are therefore compiled from their end, in pieces. Cycles cannot be
-cut, and are rejected if too long.
+llguidance compiles a rule within the rule that first names it, and an overflow of the stack kills the
+process. Long chains are compiled from their end, in pieces; long cycles are rejected.
 """
 
 from __future__ import annotations
@@ -27,8 +26,10 @@ from openai_cpu_server.structured.languages.expr import (
 )
 
 MOST_LEVELS = 3_000
-"""A rule counts two, and each expression around the next rule's name one. A level takes about 1 KiB of
-stack on x86-64; `tests/structured/test_chains.py` runs the deepest on 8 MiB."""
+"""A rule counts two, and each expression around the next rule's name one.
+
+A level takes about 1 KiB of stack on x86-64; `tests/structured/test_chains.py` runs the deepest on 8 MiB.
+"""
 _PIECE = 600
 """Levels up to which a chain is compiled without cuts."""
 _OF_RULE = 2
@@ -39,8 +40,8 @@ _SHOWN = 4
 def order(
     rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the rules to compile before the root, and nested rules that overflow the stack, outermost
-    first."""
+    """Return the rules to compile before the root, and nested rules that overflow the stack,
+    outermost first."""
     found = _Visit(rules, most_levels)
     found.all_from(root)
     first = tuple(found.ends_of_pieces)
@@ -109,8 +110,10 @@ def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
 
 
 def takes_long_texts(rules: Rules, most: int) -> bool:
-    """Return True if some part matches only texts of more than `most` characters. A recursive reference
-    counts as length 0, which can only hide a part."""
+    """Return True if some part matches only texts of more than `most` characters.
+
+    A recursive reference counts as length 0, which can only hide a part.
+    """
     least: dict[Expr, float] = {}
     lengths: dict[str, float] = {}
     # Control tokens count as names, too.
@@ -124,7 +127,6 @@ def takes_long_texts(rules: Rules, most: int) -> bool:
 
 
 def _least_length(expr: Expr, least: Mapping[Expr, float], lengths: Mapping[str, float]) -> float:
-    """`math.inf` for what matches nothing."""
     match expr:
         case Chars(chars):
             return 1 if chars else math.inf
@@ -152,7 +154,7 @@ def users(rules: Rules) -> dict[str, list[str]]:
 
 
 class Nullables:
-    """Expressions that match the empty text. Rules are visited only where the answer depends on them."""
+    """Rules are visited only where the answer depends on them."""
 
     def __init__(self, rules: Rules) -> None:
         self._named: dict[Expr, list[Expr]] = {}

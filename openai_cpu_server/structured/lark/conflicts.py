@@ -1,9 +1,8 @@
-"""Search for lexemes that must be broken.
+"""Search for lexemes that must be broken, because llguidance reads all lexemes of a place at once, without
+turning back.
 
-llguidance reads all lexemes that are allowed at a place at once, as far as any of them goes, and never turns
-back. That is exact if the byte that may follow a lexeme continues none of those being read. Otherwise the
-lexemes that could go on are broken. Single characters never conflict, nor do control tokens, which no text
-matches.
+Reading is exact if the byte that may follow a lexeme continues none being read; else those that could
+continue are broken. Single characters and control tokens never conflict.
 """
 
 from __future__ import annotations
@@ -162,7 +161,7 @@ _DEEPEST = 40
 
 
 def _loosened(expr: Expr, found: Mapping[Expr, Expr]) -> Expr:
-    """Return a superset with a small automaton. `found`: those of the parts."""
+    """Return a superset with a small automaton."""
     if isinstance(expr, Text):
         return literal(expr.text)
     if isinstance(expr, Not):
@@ -181,7 +180,6 @@ def _loosened(expr: Expr, found: Mapping[Expr, Expr]) -> Expr:
 
 
 def _split(expr: Expr) -> tuple[list[str], Expr]:
-    """Return the alternatives that are one word each, and the others."""
     words = {x: _word(x) for x in (expr.items if isinstance(expr, Alt) else (expr,))}
     return [x for x in words.values() if x is not None], alt(*(x for x in words if words[x] is None))
 
@@ -202,8 +200,8 @@ MOST_WORK = 3_000
 
 
 def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
-    """Return the lexemes to break. If some conflict when all are read everywhere, those of each place are
-    compared, as far as the share of the work goes."""
+    """Compare the lexemes of each place if some conflict when all are read everywhere, as far as the work
+    allows."""
     leads = FirstBytes()
     first_bytes = {name: leads.mask(expr) for name, expr in plan.lexemes.items()}
     follow = Following(plan.rules, plan.lexemes, first_bytes, work).result()
@@ -224,7 +222,7 @@ def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
 
 
 def conflicts_among(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
-    """Return the lexemes to break if all are read together, or None if the search is too large."""
+    """Return None if the search is too large."""
     lexemes = {name: expr for name, expr in lexemes.items() if not isinstance(expr, Token)}
     if not any(follow[name] for name in lexemes):
         return set()
@@ -257,14 +255,11 @@ def _one_of_each(sets: frozenset[CharSet]) -> list[str]:
 
 
 class _Group(msgspec.Struct):
-    """Lexemes that are equal once loosened."""
-
     follow: int = 0
     members: list[str] = msgspec.field(default_factory=list)
 
 
 State = tuple[tuple[Expr, Expr], ...]
-"""Loosened lexemes, and the rest of each."""
 
 
 class _Search:

@@ -1,6 +1,7 @@
-"""Meaning of clients' Lark, as rules of expressions. A terminal is read greedily, as by every reader of
-Lark: behind `/[a-z]+/` no letter can follow. Ignored text may stand behind every terminal, and at the
-beginning."""
+"""Meaning of clients' Lark, as rules of expressions. Ignored text may stand before and behind every terminal.
+
+A terminal is read greedily, as by every reader of Lark: behind `/[a-z]+/` no letter can follow.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ from openai_cpu_server.structured.lark.reading import START, LarkGrammar, fail, 
 from openai_cpu_server.structured.options import Budget, Limits
 
 _WHOLE = "whole."
-"""Not a client's rule, because those have no dot."""
+"""A dot keeps the name apart from clients' rules."""
 
 
 def lark_rules(text: str) -> Rules:
@@ -89,7 +90,7 @@ class _Terminals:
         return resolved
 
     def endings(self, name: str, following: CharSet) -> list[tuple[CharSet, Expr]]:
-        """Return the texts, grouped by the following characters that would continue them."""
+        """Group the texts by the following characters that would continue them."""
         automaton, found = self.automaton(name), dict[CharSet, set[int]]()
         for state in sorted(automaton.accepting):
             found.setdefault(self._after(name, [state]) & following, set()).add(state)

@@ -1,8 +1,8 @@
 """Choice of lexemes, and the places where a reader can meet them.
 
-Whole regular rules become lexemes, and regular items of the others. If an expression is not `whole`, only its
-parts may be lexemes. The parts of a literal are its characters. A rule that ends is taken to continue behind
-any place that names it, so the sets of lexemes met together are never too small.
+Whole regular rules become lexemes, and regular items of the others; of an expression that is not `whole`,
+only its parts. A rule that ends is taken to continue behind any place that names it, so sets of lexemes are
+never too small.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_STEPS = 600_000
 _STEPS_A_SECOND = 160_000
 """Measured with 87 schemas of MaskBench on a busy Zen 3."""
 _STEPS_A_TRANSITION = 4
-"""Cost of a transition of an automaton, and of making it an expression or a rule."""
+"""Transition of an automaton, made and turned into an expression or a rule."""
 
 
 class Work:
@@ -53,7 +53,6 @@ class Work:
 
     @property
     def share(self) -> float:
-        """Return the cost as `Budget.share` does: 1 is about a second."""
         return self.spent / _STEPS_A_SECOND
 
     @property
@@ -61,7 +60,7 @@ class Work:
         return max(self._allowed - self.spent, 0)
 
     def spend(self, steps: int) -> None:
-        """Count steps. Raises InvalidGrammar for too many."""
+        """Count steps. Raises InvalidGrammar."""
         self.spent += steps
         if self.spent > self._allowed:
             message = f"too large, or too ambiguous: more than {self._allowed} steps to translate"
@@ -69,7 +68,7 @@ class Work:
 
 
 class TooMuch(Exception):
-    """A share is used up, and there is a cheaper way to go on."""
+    """A share is used up, and there is a cheaper way to continue."""
 
 
 class Share(Work):
@@ -136,7 +135,6 @@ def bottom_up(rules: dict[str, Expr]) -> list[str]:
 
 
 _MARK = "#"
-"""Not used in names of rules."""
 _DEEPEST_RULE = 16
 """Nested groups of a rule. llguidance reads at most 29."""
 
@@ -200,7 +198,7 @@ class LexemePlan:
         return type(expr)(tuple(map(self._planned, expr.items)))
 
     def _written_out(self, expr: Expr) -> Expr:
-        """Only lexemes can have intersections, so write one expression, or a rule for each state."""
+        """Write one expression, or a rule for each state, because only lexemes can have intersections."""
         language = self._regular.of(expr)
         if language is None:
             raise InvalidGrammar(1, 1, "too large: a pattern is beside others in too many places")
@@ -234,7 +232,6 @@ _FACTOR = 4
 
 
 def check_symbols(plan: LexemePlan) -> None:
-    """Count the symbols that llguidance will make, at least."""
     num_symbols = len(plan.lexemes) + len(plan.rules)
     for rule in plan.rules.values():
         stack = list(rule.parts if isinstance(rule, Alt) else (rule,))
@@ -250,7 +247,7 @@ def check_symbols(plan: LexemePlan) -> None:
 
 
 def _num_for_at_most(times: int) -> int:
-    """Up to 8 for each level of groups: measured with 7,251 repetitions of 12."""
+    """Symbols per level of groups, 8 or fewer: measured with 7,251 repetitions of 12."""
     num_symbols = 1
     while times >= 3 * _FACTOR:
         num_symbols, times = num_symbols + 8, times // _FACTOR - 1
@@ -338,7 +335,6 @@ class Following:
     def __init__(
         self, rules: Rules, terminals: Mapping[str, Expr], bits: Mapping[str, int], work: Work
     ) -> None:
-        """`bits`: of each terminal, such as its first bytes."""
         self._rules = rules
         self._terminals = terminals
         self._work = work
@@ -351,7 +347,6 @@ class Following:
         self._find_firsts()
 
     def _find_firsts(self) -> None:
-        """Spread the bits of terminals to the rules that begin with them, perhaps in a circle."""
         begun_with: dict[str, list[str]] = {}
         for name, expr in self._rules.items():
             self._first[Ref(name)] = 0
@@ -423,8 +418,6 @@ Place = dict[str, int]
 
 
 class _Mentions:
-    """Numbered mentions of names in rules."""
-
     def __init__(self, plan: LexemePlan, work: Work) -> None:
         self._work = work
         self.nullable = Nullables(plan.rules | plan.lexemes)

@@ -1,6 +1,8 @@
 """Parser of clients' Lark. Templates, `%declare`, `%extend`, `%override` and what only llguidance has are
-rejected by name. Aliases, priorities and marks for trees (`?`, `!`, `-> name`) do not change which texts
-match, and are skipped."""
+rejected by name.
+
+Aliases, priorities and marks for trees (`?`, `!`, `-> name`) do not change which texts match.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Translation of rules into Lark text with exactly the same language. Terminals that are not literals are
-regular expressions in Rust's syntax."""
+"""Rules as Lark text with exactly the same language. Terminals that are not literals have Rust's syntax."""
 
 from __future__ import annotations
 
@@ -45,7 +44,6 @@ class _Terminals:
         self._bottom_up = parts_first([expr for _, expr in terminals])
         self._parts: dict[Expr, str] = {}
         self._heights: dict[Expr, int] = {}
-        """Levels of parentheses above named parts."""
         self._name_parts()
 
     def _name_parts(self) -> None:
@@ -132,8 +130,10 @@ def _character(code: int) -> str:
 _HEAD = "%llguidance {}\n\n"
 _HEAD_OF_LONG = '%llguidance {"no_forcing": true}\n\n'
 _LONG = 16_384
-"""llguidance turns all that must come next into tokens each time that it looks, which takes seconds for a
-million characters. A grammar with such a part is read token by token."""
+"""Length of a forced part from which a grammar is read token by token.
+
+llguidance tokenises what must come next at each look, which takes seconds for a million characters.
+"""
 _START = "start"
 _NEVER = "NEVER"
 
@@ -194,7 +194,7 @@ _CHARACTERS_PER_STEP = 6
 
 class Translation:
     def __init__(self, rules: Rules, *, num_read: int = 0, work: planning.Work | None = None) -> None:
-        """Plan the lexemes. `num_read`: characters that were read for it, which count as work."""
+        """`num_read`: characters that count as work."""
         work = work or planning.Work()
         work.spend(num_read // _CHARACTERS_PER_STEP)
         self._plan = _plan(rules, work)
@@ -218,7 +218,7 @@ class Translation:
         return self._head + "\n".join(lines) + "\n"
 
     def intersections(self) -> list[str]:
-        """Return each lexeme that is an intersection as a grammar, because it may be too complex to run."""
+        """Return each intersection as a grammar, because it may be too complex to run."""
         found = [
             expr
             for expr in self._plan.lexemes.values()

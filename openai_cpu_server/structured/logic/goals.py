@@ -1,5 +1,8 @@
-"""Unfolding of schemas that hold or fail together. A goal is a conjunction of signed nodes. For one type
-of value it unfolds into branches (a disjunction), each a list of facts in the order of the schema."""
+"""Unfolding of schemas that hold or fail together.
+
+A goal is a conjunction of signed nodes. For one type of value it unfolds into branches (a disjunction), each
+a list of facts in the order of the schema.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +54,12 @@ class _Choice(msgspec.Struct, frozen=True):
 class _State(msgspec.Struct):
     kind: JsonKind
     meaning: Callable[[int], int]
-    """Number of the first equal node."""
     queue: list[_Item] = msgspec.field(default_factory=list)
     facts: list[tuple[Order, Fact]] = msgspec.field(default_factory=list)
     choices: list[_Choice] = msgspec.field(default_factory=list)
     visits: set[truths.Signed] = msgspec.field(default_factory=set)
     stated: set[truths.Signed] = msgspec.field(default_factory=set)
-    """Nodes that were read, by meaning: the same set where all equal nodes are one."""
+    """Nodes read, by meaning: the same set where all equal nodes are one."""
     marked: truths.MarkedObject = msgspec.field(default_factory=truths.MarkedObject)
 
     def followed_by(self, items: list[_Item]) -> _State:
@@ -124,8 +126,8 @@ class Goals:
         return self._without_special_cases(list(found))
 
     def satisfiable(self, goal: Goal, kind: JsonKind | None = None) -> bool:
-        """Return False only if surely no value fits; deep recursion counts as satisfiable. `kind`: None
-        for any type."""
+        """Return False only if surely no value fits; deep recursion counts as satisfiable. `kind`: None for
+        any type."""
         if goal == ANYTHING:
             return True
         if kind is None:
@@ -152,7 +154,6 @@ class Goals:
         return self.table.place(goal[0][0])[0] if goal else ""
 
     def refuse(self, numbers: Iterable[int], reason: str) -> None:
-        """Report nodes that cannot be enforced."""
         for number in numbers:
             self._report.refuse(*self.table.place(number), reason)
 

@@ -1,5 +1,5 @@
-"""Plain truths about nodes. Without them, `oneOf` of many kinds of objects, and many `if`s on one
-property, would be unfolded in every combination."""
+"""Plain truths about nodes. Without them, `oneOf` of many objects, and many `if`s, would be unfolded in every
+combination."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def settled(
     found: Callable[[K, list[V]], V],
     meanwhile: V,
 ) -> V:
-    """Return the value that `found` computes from the values of the parts, without recursion. A key that
-    depends on itself counts as `meanwhile`."""
+    """Compute values from those of the parts, without recursion. A key that depends on itself counts as
+    `meanwhile`."""
     stack = [] if start in values else [_opened(start, values, parts, meanwhile)]
     while stack:
         key, needed = stack[-1]
@@ -56,7 +56,7 @@ class PlainTruths:
         self._truths: dict[JsonKind, dict[Signed, bool | None]] = {kind: {} for kind in JsonKind}
 
     def of(self, signed: Signed, kind: JsonKind) -> bool | None:
-        """True if all values of the type fit, False if none does, None if it depends."""
+        """Return None if it depends on the value."""
         return settled(signed, self._truths[kind], self._parts, partial(self._found, kind), None)
 
     def _parts(self, signed: Signed) -> list[Signed]:
@@ -136,8 +136,11 @@ def complement(node: Node, table: NodeTable) -> int | None:
 
 
 def none_of_all(items: tuple[int, ...], table: NodeTable) -> list[tuple[int, bool]]:
-    """Return signed nodes, one of which holds if not all `items` do. For a required property "absent" and
-    "present, but wrong" become one alternative, because every negation would double the alternatives."""
+    """Return signed nodes, one of which holds if not all `items` do.
+
+    For a required property "absent" and "present, but wrong" are one alternative, because every negation
+    would double them.
+    """
     described = next((x for x in items if isinstance(table[x], nodes.Properties)), None)
     required = next((x for x in items if isinstance(table[x], nodes.Required)), None)
     if described is None or required is None:

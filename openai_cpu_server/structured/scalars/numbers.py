@@ -36,7 +36,7 @@ NONZERO = Chars(DIGITS - CharSet.chars("0"))
 
 
 def integers_between(low: int | None, high: int | None) -> Expr:
-    """Integers without leading zeros and `-0`. None means no bound."""
+    """Exclude leading zeros and `-0`. None means no bound."""
     if low is not None and high is not None and low > high:
         return NOTHING
     parts = []
@@ -138,7 +138,7 @@ class Decimals(msgspec.Struct, frozen=True):
         return seq(self.whole, optional(self.fraction))
 
     def _limited_fraction(self, bound: Decimal) -> Expr:
-        """Beside an open bound, more digits than a double has would round to the bound."""
+        """Digits that a double lacks would round to an open bound."""
         half_step = Decimal(math.ulp(float(bound))) / 2
         room = min(-half_step.adjusted() - 1, self.fraction_digits)
         return seq(_POINT, repeat(DIGIT, 1, room)) if room > 0 else _ZEROS
@@ -169,7 +169,7 @@ INTEGER = _DECIMALS.integers
 PLAIN = _DECIMALS.all
 _ANY_WHOLE = seq(optional(_MINUS), alt(literal("0"), seq(NONZERO, star(DIGIT))))
 UNCOUNTED = (_ANY_WHOLE, seq(_ANY_WHOLE, optional(seq(_POINT, repeat(DIGIT, 1, None)))))
-"""With any number of digits, for automata that count already."""
+"""Any number of digits, for automata that count already."""
 NUMBER = seq(PLAIN, optional(_EXPONENT))
 NOT_NEGATIVE = seq(_DECIMALS.whole, optional(_DECIMALS.fraction), optional(_EXPONENT))
 SMALL = seq(
@@ -192,7 +192,7 @@ FINITE = alt(
     ),
     seq(NONZERO, optional(_DECIMALS.fraction), _E, _UP_TO_307),
 )
-"""Numbers without a sign that are finite as doubles."""
+"""Numbers without a sign."""
 _PRECISION = 15
 """Decimal digits that a double keeps."""
 
@@ -257,6 +257,6 @@ def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:
 
 
 def _beside(digits: str, others: Callable[[int], CharSet]) -> list[Expr]:
-    """Return the fractions with one other digit, behind equal ones. `others`: those, by a digit's code."""
+    """Return the fractions with one other digit, behind equal ones."""
     found = [(digits[:i], others(ord(digit))) for i, digit in enumerate(digits)]
     return [seq(literal(same), Chars(chars), _SOME_DIGITS) for same, chars in found if chars]

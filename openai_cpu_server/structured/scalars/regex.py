@@ -1,9 +1,9 @@
-r"""Languages of patterns and formats. Look-around and word boundaries are intersections and complements.
-Patterns allow less than a standard where common readers (Python's, pydantic's) fail.
+r"""Languages of patterns and formats, which allow less than a standard where common readers (Python's,
+pydantic's) fail.
 
-A tree is read backwards: each part gets the language of all that may follow it, so `(?=x)` is an intersection
-with that. Before a part only the last character matters, because `\b`, `^` and look-behind need no more. So
-there is a language for each class of characters that these distinguish.
+A tree is read backwards: each part gets the language of all that may follow it, so `(?=x)` is an
+intersection. Of what is before, only the last character's class matters, because `\b`, `^` and look-behind
+need no more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from openai_cpu_server.structured.options import InvalidPattern, Limits
 from openai_cpu_server.structured.scalars import regex_parser as syntax
 
 _MOST_COPIES = 12
-"""Rounds with look-around that are written out."""
 _MOST_STEPS = 2_000
 _MOST_ANCHORED = 100_000
 """Steps where anchors are the only assertions, so that each part is read at most twice."""
@@ -99,7 +98,6 @@ class AssertionReader:
         return self._read(self._tree, _START, lambda before: EMPTY)
 
     def _read(self, tree: Expr, before: int, follow: _Follow) -> Expr:
-        """Return the language of `tree` and what follows, behind a character of the class `before`."""
         self._num_steps += 1
         self._depth += 1
         most_steps = _MOST_STEPS if self._has_assertions else _MOST_ANCHORED
@@ -191,7 +189,6 @@ def _alternatives(language: Expr) -> KeysView[Expr]:
 
 
 def _tempered(item: Expr) -> tuple[Expr, CharSet] | None:
-    """Return the language of x and the set c of a round `(?!x)c`, or None."""
     match item:
         case Seq((syntax.Ahead(tree, False), Chars(chars))) if _is_plain(tree):
             unwanted = plain(tree)
@@ -226,13 +223,13 @@ _DAYS_31 = r"(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"
 _DAYS_30 = r"(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
 _FEBRUARY = r"02-(?:0[1-9]|1\d|2[0-8])"
 _YEAR = r"(?:[1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"
-"""Without the year 0000 of RFC 3339, which Python's dates lack."""
+"""Year 0000 of RFC 3339 is left out, which Python's dates lack."""
 _FOURTH = r"(?:0[48]|[2468][048]|[13579][26])"
 _LEAP_YEAR = rf"(?:\d\d{_FOURTH}|{_FOURTH}00)"
 _DATE = rf"(?:{_YEAR}-(?:{_DAYS_31}|{_DAYS_30}|{_FEBRUARY})|{_LEAP_YEAR}-02-29)"
 _HOUR, _SIXTY = r"(?:[01]\d|2[0-3])", r"[0-5]\d"
 _TIME = rf"{_HOUR}:{_SIXTY}:{_SIXTY}(?:\.\d{{1,9}})?(?:Z|[+-]{_HOUR}:{_SIXTY})"
-"""Without leap seconds and fractions of nanoseconds, with capital letters as RFC 3339 demands of writers."""
+"""Leap seconds and fractions of nanoseconds are left out; RFC 3339 demands capital letters of writers."""
 
 _CLOCK = r"T(?:\d{1,6}H(?:\d{1,6}M(?:\d{1,6}S)?)?|\d{1,7}M(?:\d{1,7}S)?|\d{1,9}S)"
 """Less than 2**32 seconds in all."""
@@ -250,7 +247,7 @@ def _labels(longest: int, most: int) -> str:
 
 
 _HOSTNAME = rf"(?:{_labels(63, 3)}|{_labels(30, 8)}|{_labels(14, 16)})"
-"""At most 253 characters: few labels of any length, or more short ones."""
+"""Length of 253 or less: few labels of any length, or more short ones."""
 
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,20}"
 _EMAIL = rf"{_ATOM}(?:\.{_ATOM}){{0,2}}@{_HOSTNAME}"
@@ -297,7 +294,7 @@ _HEX = "[0-9A-Fa-f]"
 _TEMPLATE_CHARACTER = r"[!#$&(-;=?-\[\]_a-z~\xa0-\ud7ff\ue000-\ufdcf\ufdf0-\uffef]"
 _VARIABLE = rf"(?:\w|{_PERCENT})(?:\.?(?:\w|{_PERCENT}))*(?::[1-9]\d{{0,3}}|\*)?"
 _EXPRESSION = rf"\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}}"
-"""Without the operators that RFC 6570 reserves and no reader supports."""
+"""Operators that RFC 6570 reserves are left out, because no reader supports them."""
 _URI_TEMPLATE = rf"(?:{_TEMPLATE_CHARACTER}|{_PERCENT}|{_EXPRESSION})*"
 
 _IPV4_INTERFACE = rf"{_IPV4}(?:/(?:[12]?\d|3[0-2]))?"
@@ -346,4 +343,4 @@ FORMATS = {
     "base64url": _base64("_-"),
 }
 FORMATS_BESIDE_PATTERNS = {**FORMATS, "base64url": _base64("_-", "?")}
-"""With a `pattern` beside it the padding may be left out, as RFC 4648 allows and Zod's pattern demands."""
+"""Padding may be left out beside a `pattern`, as RFC 4648 allows and Zod's pattern demands."""

@@ -1,6 +1,8 @@
-r"""Parsers of regular expressions of ECMAScript and Rust. Groups capture nothing; back references and
-ECMAScript's flags are rejected. `\d`, `\w` and `\b` are ASCII only, while `\s` is all white space of
-Unicode. A character is a code point, as with the flag `u`."""
+r"""Parsers of regular expressions of ECMAScript and Rust.
+
+`\d`, `\w` and `\b` are ASCII only, while `\s` is all white space of Unicode. A character is a code point, as
+with the flag `u`.
+"""
 
 from __future__ import annotations
 
@@ -310,7 +312,7 @@ class RegexParser:
         return CharSet.of((first, last))
 
     def _range_follows(self, low: CharSet) -> bool:
-        r"""A dash at the end, and beside a class such as `\w`, is a character."""
+        r"""A dash at the end, or beside a class such as `\w`, is a character."""
         rest = self._pattern[self._at : self._at + 2]
         if rest[:1] != "-" or rest[1:] in ("", "]") or low.size != 1:
             return False
@@ -359,8 +361,10 @@ _POSIX = {
 
 
 class RustRegexParser(RegexParser):
-    r"""Syntax of Rust's crate `regex`, which Python's `re` mostly shares. Negations of `\d` and `\w` exclude
-    all that any reader counts among them. Look-around is accepted, although Rust has none."""
+    r"""Syntax of Rust's crate `regex`, which Python's `re` mostly shares, and look-around.
+
+    Negations of `\d` and `\w` exclude all that any reader counts among them.
+    """
 
     _has_empty_class = False
 

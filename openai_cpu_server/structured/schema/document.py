@@ -52,7 +52,7 @@ _SPECIFICATIONS = {
     "draft-07": DRAFT7,
     "2019-09": DRAFT201909,
 }
-"""By a part of `$schema`. Other documents are read as 2020-12."""
+"""Parts of `$schema`. Other documents are read as 2020-12."""
 
 
 def draft_of(root: Json, otherwise: Draft = Draft.D2020) -> Draft:
@@ -62,7 +62,6 @@ def draft_of(root: Json, otherwise: Draft = Draft.D2020) -> Draft:
 
 
 _STEPS_PER_SCHEMA = 4
-"""Nested containers allowed for each level of schemas."""
 _DYNAMIC = frozenset({"$dynamicAnchor", "$recursiveAnchor"})
 _ROOT_URI = "urn:root"
 
@@ -114,11 +113,11 @@ class _Library:
 
 
 _LEADS_NOWHERE = (Unresolvable, AttributeError, TypeError, ValueError, LookupError)
-"""Raised by the library for dangling references, and for documents that are not schemas."""
+"""Errors of the library for dangling references, and for documents that are not schemas."""
 
 
 def _joined(base: str, reference: str) -> str:
-    """Resolve a relative reference under a scheme that `urljoin` does not know, such as `app`."""
+    """Resolve under a scheme that `urljoin` does not know, such as `app`."""
     scheme, mark, rest = base.partition("://")
     if not mark or scheme in uses_relative or ":" in reference.partition("/")[0]:
         return reference

@@ -1,8 +1,6 @@
-"""Parts of an object or array that schemas evaluate, and parts that stay unevaluated.
+"""Parts of an object or array that schemas evaluate: one way for each choice of passing alternatives.
 
-A schema that passes evaluates what its passing subschemas evaluate, so there is one way for each choice of
-alternatives. A way need not say which alternatives fail, because it just sees less, and leaves more to
-constrain. All ways together are exact.
+A way need not name failing alternatives: it just sees less, and leaves more to constrain.
 """
 
 from __future__ import annotations
@@ -45,9 +43,7 @@ class Evaluated:
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     prefix: int = 0
-    """Number of leading items."""
     matching: tuple[int, ...] = ()
-    """Nodes that evaluated items fit."""
 
     def union(self, other: Evaluated) -> Evaluated:
         if self.everything or other.everything:
@@ -71,7 +67,6 @@ class Evaluated:
         return self.prefix <= other.prefix and self._listed <= other._listed
 
     def beyond(self, rest: int, kind: JsonKind, table: NodeTable, place: tuple[str, str]) -> int:
-        """Return the node that makes everything not evaluated fit `rest`."""
         if self.everything:
             return TRUE
         if kind is JsonKind.ARRAY:
@@ -85,13 +80,13 @@ NOTHING_SEEN = Evaluated()
 
 
 class Way(msgspec.Struct, frozen=True):
-    """At least `seen` is evaluated if all guards (nodes) hold."""
+    """`seen`, perhaps more, is evaluated if all guards (nodes) hold."""
 
     guards: tuple[int, ...] = ()
     seen: Evaluated = NOTHING_SEEN
 
     def join(self, other: Way) -> Way:
-        """Return the way in which both hold. One that sees nothing needs no guard."""
+        """One that sees nothing needs no guard."""
         seen = self.seen.union(other.seen)
         return Way() if seen == NOTHING_SEEN else Way(tuple(dict.fromkeys(self.guards + other.guards)), seen)
 
@@ -161,7 +156,7 @@ class Evaluation:
         }
 
     def beside(self, pointer: str) -> list[Way]:
-        """Return the ways without the schema's own `unevaluated...`."""
+        """Leave out the schema's own `unevaluated...`."""
         self.reader.at(pointer)
         schema = self.reader.references.value(pointer)
         assert isinstance(schema, dict)
@@ -291,7 +286,6 @@ class Evaluation:
 def without_unevaluated(
     of_scope: Callable[[JsonKind, Scope], Evaluation], report: UnenforcedReport, node: nodes.Unevaluated
 ) -> int:
-    """Return an equivalent node without `Unevaluated`."""
     evaluation = of_scope(node.kind, node.scope)
     table, keyword = evaluation.reader.table, KEYWORDS[node.kind]
     place = (node.pointer, keyword)

@@ -1,5 +1,7 @@
-"""Normal form of schemas: constraints on one type of value each, and ways to combine them. Equal nodes
-have equal numbers in a `NodeTable`. As in JSON Schema, a constraint allows all values of other types."""
+"""Normal form of schemas: constraints on one type of value each, and ways to combine them.
+
+As in JSON Schema, a constraint allows all values of other types.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ class MultipleOf(msgspec.Struct, frozen=True):
 
 
 class Size(msgspec.Struct, frozen=True):
-    """Number of characters of a string, items of an array or properties of an object."""
+    """Number of characters, items or properties."""
 
     kind: JsonKind
     low: int
@@ -170,13 +172,13 @@ KIND_OF: dict[type[object], JsonKind] = {
     **dict.fromkeys((Items, Contains, Unique), JsonKind.ARRAY),
     **dict.fromkeys((Properties, Required, PropertyNames, SomeProperty), JsonKind.OBJECT),
 }
-"""Type that a constraint concerns. `Scalars` concerns all types; `Size` and `LeftOut` name their own."""
+"""`Scalars` concerns all types; `Size` and `LeftOut` name their own."""
 
 TRUE, FALSE = 0, 1
 
 
 class NodeTable:
-    """`is_precise`: nodes of different places have different numbers, even if they are equal."""
+    """`is_precise`: equal nodes of different places have different numbers."""
 
     def __init__(self, *, is_precise: bool = False) -> None:
         self.is_precise = is_precise
@@ -186,7 +188,6 @@ class NodeTable:
         self._meanings: list[int] = []
         self._places: dict[int, tuple[str, str]] = {}
         self.joined: dict[tuple[str, str], dict[tuple[str, str], None]] = {}
-        """Further places of equal nodes, by place."""
         self._default_place: tuple[str, str] | None = None
         assert (self.add(Constant(True)), self.add(Constant(False))) == (TRUE, FALSE)
 
@@ -206,7 +207,6 @@ class NodeTable:
         return number
 
     def meaning(self, number: int) -> int:
-        """Return the number of the first node that is equal, wherever it stands."""
         return self._meanings[number]
 
     def _find_meaning(self, node: Node, number: int) -> int:

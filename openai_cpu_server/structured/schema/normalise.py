@@ -136,7 +136,6 @@ class Normaliser:
         return self._by_pointer[pointer]
 
     def needed(self, pointer: str) -> list[str]:
-        """Return the subschemas without which nothing fits, apart from values of other types."""
         schema = self.references.value(pointer)
         if not isinstance(schema, dict):
             return []
@@ -224,7 +223,7 @@ class Normaliser:
         return exact(value)
 
     def _bound(self, keyword: str, schema: Schema, path: str) -> int:
-        """In draft 4 `exclusive...` is true or false, and belongs to the bound beside it."""
+        """Draft 4's `exclusive...` is true or false, and belongs to the bound beside it."""
         is_upper, exclusive = _BOUNDS[keyword]
         if keyword == exclusive and isinstance(schema[keyword], bool):
             return TRUE

@@ -77,7 +77,7 @@ def _items(facts: list[Items], banned: Goal) -> tuple[tuple[Goal, ...], Goal]:
 
 
 _MOST_SUBSETS = 260
-"""Subsets that are written as rules. With more, the values keep the order of the list."""
+"""Values of more subsets keep the order of the list."""
 _MOST_NEEDS = 3
 _MOST_PLACES = 8
 _NOT_UNIQUE = (
@@ -93,9 +93,9 @@ class ArrayRules:
     marks: Punctuation
     value: Callable[[Goal, str], Expr]
     values: Callable[[Goal], list[Expr] | None]
-    """Returns None if they are many."""
+    """Function that returns None if they are many."""
     distinct: Callable[[Goal, str], Expr | None]
-    """Returns None if the engine cannot compare the values."""
+    """Function that returns None if the engine cannot compare the values."""
     goals: Goals
 
     def expr(self, shape: ArrayShape, hint: str) -> Expr:
@@ -118,7 +118,6 @@ class ArrayRules:
         return self.marks.item(self.value(goal, hint))
 
     def _plain(self, shape: ArrayShape, hint: str) -> Expr:
-        """`a "," b ("," rest){m,n}`."""
         if shape.high == 0:
             return EMPTY
         size = len(shape.prefix)
@@ -170,7 +169,6 @@ class ArrayRules:
     # Items that must differ
 
     def _set(self, shape: ArrayShape, hint: str) -> Expr | None:
-        """Return None if there may be too many values."""
         if not shape.needs and self._differ(shape):
             return self._plain(shape, hint)
         values = self.values(shape.rest) if not shape.prefix and not shape.needs else None
@@ -185,7 +183,7 @@ class ArrayRules:
         return self._in_any_order(values, shape.low, most, hint)
 
     def _distinct(self, shape: ArrayShape, hint: str) -> Expr | None:
-        """Write the items as rules by whose names the engine compares them."""
+        """The engine compares items by the names of their rules."""
         item = None if shape.prefix or shape.needs else self.distinct(shape.rest, hint)
         if item is None:
             return None
@@ -195,7 +193,6 @@ class ArrayRules:
         return some if shape.low else alt(EMPTY, some)
 
     def _differ(self, shape: ArrayShape) -> bool:
-        """Return True if no value fits two places, so that no list of values is needed."""
         if shape.high is None or not 1 < shape.high <= _MOST_PLACES:
             return False
         pairs = itertools.combinations(range(shape.high), 2)
@@ -214,7 +211,6 @@ class ArrayRules:
         return self.grammar.by_moves(f"{hint}-set", 0, moves)
 
     def _in_given_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
-        """Make a rule for each value and count."""
         is_limited = most < len(values)
         cap = most if is_limited else max(low, 1)  # without a limit it stops counting where there are enough
         row = [EMPTY if count >= low else NOTHING for count in range(cap + 1)]

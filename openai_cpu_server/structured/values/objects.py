@@ -1,6 +1,8 @@
-"""Grammar of objects: properties in order, any subset of the optional ones, then other names. `a?, b?, c`
-is a chain of rules, not nested optionals. Where properties are counted or may stand in any order, each
-state is a rule."""
+"""Grammar of objects: properties in order, any subset of the optional ones, then other names.
+
+`a?, b?, c` is a chain of rules, not nested optionals. Where properties are counted or may stand in any order,
+each state is a rule.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,6 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Others(msgspec.Struct, frozen=True):
-    """Properties whose names are in a language without the named ones."""
-
     names: Expr
     value: Goal
     is_declared: bool = True
@@ -49,7 +49,6 @@ class Others(msgspec.Struct, frozen=True):
 class ObjectShape(msgspec.Struct, frozen=True):
     members: tuple[Member, ...]
     excluded: tuple[str, ...]
-    """Members, and properties that must be absent."""
     others: tuple[Others, ...]
     low: int
     high: int | None

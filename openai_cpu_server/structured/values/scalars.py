@@ -1,4 +1,4 @@
-"""Languages of strings, property names and numbers, and lexemes of scalars."""
+"""Languages and lexemes of strings, property names and numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.notations import JsonText, plain_text
 
 _MOST_LOOKED_AT = 8
-"""Excluded names considered when checking if a language has any others."""
 
 
 class StringLanguages:
@@ -137,7 +136,7 @@ class ScalarLexemes:
         return self.text.by_states(self._strings.plain.automaton(language))
 
     def name(self, language: Expr, excluded: tuple[str, ...]) -> Expr:
-        """Return the lexeme of names in a language, or NOTHING if all are excluded."""
+        """Return NOTHING if all names are excluded."""
         unwanted = [n for n in excluded if self._strings.matches(language, n)]
         if self._strings.plain.is_empty(both(language, negate(any_of(unwanted[:_MOST_LOOKED_AT])))):
             return NOTHING
@@ -151,7 +150,7 @@ class ScalarLexemes:
 
 
 _MANY_TEXTS = 8
-"""Texts whose exclusion is left to the reader, because an automaton would have a state for each letter."""
+"""Number of texts that the reader excludes, because an automaton would have a state for each letter."""
 
 
 def _without_texts(language: Expr) -> tuple[Expr, list[str]]:
@@ -176,7 +175,7 @@ _MOST_REMAINDERS = 4_096
 """Largest step that llguidance counts: 3,600 take 0.1 s for 550 numbers, 65,536 take 2.6 s."""
 _LEAST_INT, _GREATEST_INT = -(2**63), 2**63 - 1
 _LEAST_BOUND = _LEAST_INT + 1024
-"""Least lower bound that llguidance takes. It keeps bounds as doubles, and turns them into 64 bits."""
+"""Least lower bound that llguidance takes, because it turns doubles into 64 bits."""
 _MOST_DISTANT = 10**18
 """llguidance takes no range that begins farther from zero."""
 _NOT_NEGATIVE = nodes.Limit(numbers.Bound(Decimal(0), is_open=False), is_upper=False)
@@ -188,7 +187,7 @@ class NumberLanguages:
         self._goals = goals
 
     def language(self, branch: Branch) -> Expr:
-        """Only small numbers have an exponent where facts are checked digit by digit."""
+        """Exponents of other than small numbers are left out where facts are checked digit by digit."""
         within = tuple(f for f in branch if not _is_beyond_doubles(f))
         if any(isinstance(f.node, nodes.Scalars) and f.is_true for f in within):
             return alt(*map(spelled, self.listed(within)))
@@ -212,7 +211,6 @@ class NumberLanguages:
         return alt(both(*plain), _small(near) if is_range else NOTHING)
 
     def _within_digits(self, branch: Branch) -> Branch:
-        """Leave out bounds that no written number reaches. Refuse those that none fits."""
         most = numbers.MOST_BOUND_DIGITS
         far = [f for f in branch if isinstance(f.node, nodes.Limit) and f.node.bound.value.adjusted() >= most]
         near = tuple(f for f in branch if f not in far)
@@ -308,7 +306,7 @@ _EXACT = Context(prec=2 * numbers.MOST_BOUND_DIGITS + 2)
 
 
 def _rounded(node: Node) -> Node:
-    """Return a bound without digits that are too fine to be checked, of some fewer numbers."""
+    """Drop digits that are too fine to be checked, and thereby some numbers."""
     if not isinstance(node, nodes.Limit):
         return node
     if int(node.bound.value.as_tuple().exponent) >= -numbers.MOST_BOUND_DIGITS:
@@ -328,7 +326,6 @@ def _is_empty_range(branch: Branch) -> bool:
 
 
 def _decimals(branch: Branch) -> numbers.Decimals:
-    """Return numbers that are long enough for the bounds and for a multiple behind them."""
     least = numbers.Decimals()
     bounds = [f.node.bound.value for f in branch if isinstance(f.node, nodes.Limit)]
     steps = [f.node.step for f in branch if isinstance(f.node, nodes.MultipleOf)]
@@ -365,7 +362,6 @@ def _integer_bounds(branch: Branch) -> tuple[int | None, int | None]:
 
 
 def few_integers(branch: Branch, most: int) -> range | None:
-    """Return None if the range is long or there are other facts."""
     if not _is_integer_range(branch):
         return None
     low, high = _integer_bounds(branch)

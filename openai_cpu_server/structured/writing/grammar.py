@@ -1,8 +1,7 @@
-"""A grammar under construction.
+"""A grammar under construction. Rules of characters are lexemes, which llguidance reads greedily.
 
-llguidance splits a text into lexemes. A rule that consists of characters becomes one lexeme, read greedily,
-and two lexemes that begin alike must end alike. So strings, numbers and keys are rules of their own. A rule
-with punctuation refers to the recursive rule `never`, which matches nothing, and so stays a rule.
+Lexemes that begin alike must end alike, so strings, numbers and keys are rules of their own. The recursive
+rule `never`, which matches nothing, keeps a rule with punctuation a rule.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class GrammarBuilder:
         self._rules[name] = expr
 
     def define(self, hint: str, expr: Expr) -> Expr:
-        """Return a reference to a rule, shared with equal expressions."""
+        """Equal expressions share a rule."""
         if isinstance(expr, (Ref, Text)):
             return expr
         if expr not in self._shared:
@@ -97,8 +96,7 @@ class GrammarBuilder:
     def by_moves(
         self, hint: str, start: State, moves: Callable[[State], Iterable[tuple[Expr, State | None]]]
     ) -> Expr:
-        """Write a rule for each state that is reached. `moves`: texts with the state behind each, or None at
-        the end."""
+        """`moves`: texts with the state behind each, or None at the end."""
         names, queue = {start: self.reserve(hint)}, [start]
         for state in queue:
             options = []
@@ -117,15 +115,13 @@ class GrammarBuilder:
         return self.define(hint, alt(lexeme, Ref(NEVER)))
 
     def list_items(self, hint: str, item: Expr) -> tuple[Expr, Expr]:
-        """Return the first item and another item of a list whose items differ."""
         name = self.reserve(f"{hint}-set")
         for mark in (FIRST_ITEM, OTHER_ITEM):
             self.set(name + mark, item)
         return Ref(name + FIRST_ITEM), Ref(name + OTHER_ITEM)
 
     def finish(self, root: Expr, path_of: Callable[[str], str | None] = lambda rule: None) -> Rules:
-        """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches. `path_of`:
-        place of a rule in the schema."""
+        """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches."""
         self._rules[ROOT] = root
         rules = _productive(self._rules)
         if ROOT not in rules:
@@ -264,7 +260,6 @@ def _last(name: str, names: dict[str, str]) -> str:
 
 
 def pruned_rules(rules: Rules) -> Rules:
-    """Return the rules that are reachable and can end, or {} if nothing matches."""
     found = _productive(rules)
     return _reachable(_merged(found)) if ROOT in found else {}
 
@@ -287,8 +282,10 @@ _NO_RULE: RuleKey = ("", "")
 
 
 def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None) -> Rules:
-    """Return a grammar with the root `root`: GBNF, perhaps of more lines, that names the roots of parts by
-    their keys. Raises InvalidGrammar, SchemaTooLarge."""
+    """Return GBNF with the root `root`, which names the roots of parts by their keys.
+
+    Raises InvalidGrammar, SchemaTooLarge.
+    """
     limits = limits or Limits()
     rules = parse_gbnf(f"{ROOT} ::= {root}", defined_names=parts.keys())
     inner = {(key, name): expr for key, part in parts.items() for name, expr in part.items()}
@@ -306,8 +303,7 @@ def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None
 
 
 def _first_alike(rules: Mapping[RuleKey, Expr]) -> dict[RuleKey, RuleKey]:
-    """First rule with the same meaning: the same name and expression, and so for all that it names. Groups
-    of rules that look alike are split until nothing changes."""
+    """Groups of rules that look alike are split until nothing changes."""
     marks: dict[RuleKey, object] = {(key, name): (name, expr) for (key, name), expr in rules.items()}
     num_groups = 0
     while True:
@@ -354,7 +350,6 @@ _MADE_OF: dict[str, Callable[..., Expr]] = {
     "Multiples": multiples_between,
     **{each.__name__: each for each in (Text, Ref, Token, Repeat, Not)},
 }
-"""Makers of expressions from their parts and other fields."""
 
 
 def unpacked_rules(data: bytes) -> Rules:

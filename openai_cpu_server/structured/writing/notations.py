@@ -1,5 +1,7 @@
-r"""Values as text, in JSON and in other notations of tool calls, and texts of a grammar as they stand in a
-call. In JSON, characters beyond ASCII may be written as `\uXXXX` too, because many programs do so."""
+r"""Values as text, in JSON and in other notations of tool calls.
+
+In JSON, characters beyond ASCII may be written as `\uXXXX` too, because many programs do so.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ class Punctuation:
         return self._mark("comma", self._blank, ",")
 
     def member(self, name: Expr, value: Expr) -> Expr:
-        """Return a property. Its name and colon are one lexeme."""
+        """Name and colon are one lexeme."""
         colon = seq(self._blank, Text(":"), self._blank)
         if isinstance(name, Text) and colon == Text(":"):
             return seq(Text(name.text + ":"), value)
@@ -89,7 +91,7 @@ class Punctuation:
 _MUST_ESCAPE = CharSet.chars('"\\') | CharSet.of((0, 0x1F))
 _SHORT = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", '"': '"', "\\": "\\"}
 _BEYOND_ASCII = CharSet.of((0x7F, 0xFFFF))
-"""With DEL, a control that may be written either way."""
+"""DEL is a control that may be written either way."""
 _BEYOND_BMP = CharSet.of((0x10000, 0x10FFFF))
 _ESCAPED = _MUST_ESCAPE | _BEYOND_ASCII | _BEYOND_BMP
 """Characters that may be escaped; in a string without limits, all may."""
@@ -100,7 +102,7 @@ _HEXADECIMAL = Digits(tuple(CharSet.chars(digit + digit.upper()) for digit in "0
 
 
 class JsonText:
-    """Spelling of texts: as JSON strings, unless a subclass spells characters and ends in another way."""
+    """JSON strings, unless a subclass spells characters and ends in another way."""
 
     null: Expr = Text("null")
 
@@ -127,7 +129,7 @@ class JsonText:
         return self._grammar.define("string", self._whole(self.content(literal(text))))
 
     def none_of(self, texts: list[str], content: Expr) -> Expr:
-        """Exclude `texts`. Needless escapes are forbidden, because they would be other spellings."""
+        """Needless escapes are forbidden, because they would be other spellings."""
         excluded = [*map(self._excluded, texts)]
         return self._whole(both(_spelt(content, self._character), negate(alt(*excluded))))
 
@@ -179,7 +181,7 @@ def _any_escape() -> Expr:
 
 @functools.cache
 def _any_character() -> Expr:
-    """Without lone surrogates."""
+    """Lone surrogates are left out."""
     unit = alt(
         seq(Chars(_HEX - CharSet.chars("dD")), repeat(Chars(_HEX), 3, 3)),
         seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("01234567")), repeat(Chars(_HEX), 2, 2)),
@@ -190,7 +192,7 @@ def _any_character() -> Expr:
 
 
 def _surrogates() -> Expr:
-    r"""Without the first `\u`."""
+    r"""Low and high half, behind the first `\u`."""
     two = repeat(Chars(_HEX), 2, 2)
     high = seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("89abAB")), two)
     return seq(high, Text("\\u"), Chars(CharSet.chars("dD")), Chars(CharSet.chars("cdefCDEF")), two)
@@ -220,7 +222,7 @@ def _pairs(chars: CharSet) -> list[Expr]:
 
 
 def raw_texts(rules: Rules, mark: str) -> Rules:
-    """Return the texts without `mark`, which ends them, or {} if there are none or that is too much work."""
+    """Return the texts up to `mark`, or {} if there are none or that is too much work."""
     try:
         return pruned_rules(_MarkFree(rules, mark).rules)
     except InvalidGrammar:
@@ -278,7 +280,6 @@ class _MarkFree(RuleProduct[int]):
 def value_writing(
     grammar: GrammarBuilder, spelling: ValueSpelling, whitespace: Whitespace
 ) -> tuple[Punctuation, JsonText, JsonText]:
-    """Return the marks, and the spelling of texts and of names."""
     mark = Text(spelling.mark) if spelling.mark_token is None else Token(spelling.mark_token)
     match spelling.notation:
         case Notation.JSON:
@@ -409,7 +410,7 @@ class Elements(Punctuation):
         return EMPTY
 
     def member(self, name: Expr, value: Expr) -> Expr:
-        """Return a property between its tags. Readers ignore the name in the second one."""
+        """Readers ignore the name in the second tag."""
         return seq(self._tag("<", name), value, self._tag("</", name))
 
     def item(self, value: Expr) -> Expr:
