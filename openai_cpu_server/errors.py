@@ -204,7 +204,7 @@ class ModelNotLoaded(ServerError):
 
 
 class RequestNotFound(ServerError):
-    """No live request has this id."""
+    """A live request with this id does not exist."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"There is no live request '{shown(name)}'.")
@@ -225,7 +225,7 @@ class NotThinking(ServerError):
 
 
 class McpServerNotFound(ServerError):
-    """No MCP server of this name exists, or the key may not use it."""
+    """An MCP server of this name does not exist, or the key may not use it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"There is no MCP server '{name[:64]}' for you.")

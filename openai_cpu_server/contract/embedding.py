@@ -37,6 +37,8 @@ class Embedded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EmbedResult(msgspec.Struct, frozen=True):
+    """An interrupted step computed nothing."""
+
     vectors: bytes = b""
     interrupted: bool = False
 

@@ -107,6 +107,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     timed: float | None
     """Share of the calibration steps, or None before it begins or if it is not needed."""
     running: dict[str, int]
+    """Requests by the label of their priority, as in `waiting`."""
     waiting: dict[str, int]
     kv_tokens: int
     kv_tokens_used: int
@@ -115,11 +116,14 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int
     """Resident memory of this process and the engine's, with the mapped model file."""
     engine_rss_bytes: int = 0
+    """Part of `rss_bytes`, or 0 without a process."""
     kernels: dict[str, str] = {}
+    """Empty until the model is loaded."""
     placement: DevicePlacement | None = None
     draft_placement: DevicePlacement | None = None
     drafting: tuple[DraftingState, ...] = ()
     deaths: tuple[LastDeath, ...] = ()
+    """Most recent ones, the oldest first."""
     threads: int = 0
     threads_computing: int = 0
     """Threads of the last step: fewer than `threads` while other processes use the cores."""
@@ -142,6 +146,7 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     state: RequestState
     prompt_tokens: int
     output_tokens: int
+    """Tokens whose text has been released."""
     age_s: float
     client: str
     position: int | None
@@ -168,7 +173,8 @@ class ComputedCall(Protocol):
 
 class Generation(ComputedCall, Protocol):
     @property
-    def arrived_s(self) -> float: ...
+    def arrived_s(self) -> float:
+        """Monotonic time of the last read event."""
 
     async def __aenter__(self) -> Generation: ...
 
@@ -214,7 +220,8 @@ class Engine(Protocol):
         """End an API call by its id, or one of its sequences, with `RequestCancelled`. Return False if there
         is none."""
 
-    def stop(self, name: str) -> bool: ...
+    def stop(self, name: str) -> bool:
+        """Finish what `cancel` would end, as if the model had ended it."""
 
     def end_thinking(self, request_id: str, ending: Constraint) -> bool:
         """End one sequence's reasoning with the `closing` tokens of `ending`, its new constraint. Return
@@ -240,8 +247,8 @@ class Engine(Protocol):
         """Return adapters that requests may name, and those rejected at the start."""
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        """Running requests keep an older adapter of the same name. Raises `AdapterFailed`,
-        `EngineUnavailable`."""
+        """Load an adapter; running requests keep an older one of the same name. Raises `AdapterFailed`,
+        `EngineUnavailable`, and then nothing has changed."""
 
     def unload_adapter(self, name: str) -> bool:
         """Free the adapter when the running requests end. Return False if there is none."""

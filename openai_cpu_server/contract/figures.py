@@ -75,6 +75,7 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     audio_seconds: float = 0.0
     cpu_ms: float = 0.0
     recalled_requests: int = 0
+    """Calls answered from the cache, counted in no other field."""
     recalled_input_tokens: int = 0
     recalled_output_tokens: int = 0
 

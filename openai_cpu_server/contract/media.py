@@ -31,6 +31,7 @@ class PictureSize(msgspec.Struct, frozen=True, tag="picture"):
 
     @property
     def why_not(self) -> str:
+        """Reason why no model takes such a picture, or ""."""
         if max(self.width, self.height) > _MOST_TIMES * min(self.width, self.height):
             return f"{self.words.capitalize()} is too narrow to be scaled."
         return ""

@@ -45,7 +45,8 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
     batch_floor: float = 0.1
     """Share of slots and time, 0 to 1, reserved for batch work."""
     preempt_threshold_ms: float = 60.0
-    """Longest wait of a new interactive request for batch work, which it interrupts if more time is left."""
+    """Longest wait of a new interactive request for batch work. It interrupts a longer batch step; beside
+    interactive streams batch work makes no step longer."""
 
     @property
     def pace_ms(self) -> float:
@@ -57,6 +58,7 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.preempt_threshold_ms, self.pace_ms)
 
     def without_interruption(self) -> Scheduling:
+        """Return settings for steps that cannot be discarded: shorter batch steps, for the same wait."""
         return msgspec.structs.replace(self, batch_stall_ms=min(self.batch_stall_ms, self.batch_beside_ms))
 
 
@@ -72,6 +74,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Cells of the KV pool. None: as many as fit into half of the memory left, at most 16,384."""
     max_seqs: int = 64
     threads: int | None = None
+    """Number, or None for one per physical core that this process may use."""
     threads_batch: int | None = None
     """Threads for steps of several tokens. None: as `threads`."""
     kv_type: str = "f16"
@@ -107,6 +110,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Computed at the start and never evicted."""
     pinned_namespace: str = ""
     cost_dir: str | None = None
+    """Folder for measurements, or None to make none."""
     calibrate: Literal["idle", "start", "never"] = "idle"
     """Time of measuring step costs, unless they are stored. Without a measurement an estimate is refined
     while serving."""
@@ -114,7 +118,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     shares_cores: bool = False
     """Compute only while holding the turn. If False, no message about turns is sent."""
     sandbox: Literal["auto", "off"] = "auto"
-    """auto: as far as the kernel can."""
+    """auto: drop privileges as far as the kernel can."""
     adapter_folders: tuple[str, ...] = ()
     reports_forecast: bool = False
     """Send forecasts and prefix names for a router."""
@@ -169,10 +173,14 @@ class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """The reply is `AdapterLoaded` or `AdapterRefused`."""
+
     adapter: Adapter
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """Free an adapter when no request uses it."""
+
     key: str
 
 
@@ -184,9 +192,9 @@ class GrantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
     """Permission to compute until the engine sends `TurnBack`."""
 
     limit_ms: float | None = None
-    """Time after which the turn ends with a step. None: it lasts until recalled or idle."""
+    """Time after which the turn ends with a step; 0: one step. None: it lasts until recalled or idle."""
     beside_interactive: bool = False
-    """Interactive work of another engine waits."""
+    """Interactive work of another engine waits, so steps are short."""
 
 
 class Sharing(NamedTuple):
@@ -472,7 +480,7 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 class MediaPart(msgspec.Struct, frozen=True, tag="media_part"):
-    """Next bytes of a media item, sent before the request."""
+    """Next bytes of a media item. The request follows, with empty content in its items."""
 
     digest: str
     data: memoryview

@@ -175,6 +175,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kernels: Kernels = Kernels()
     weights: WeightLayout = WeightLayout()
     placement: DevicePlacement | None = None
+    """Unset if the CPU computes everything."""
     draft_placement: DevicePlacement | None = None
     adapters: tuple[LoadedAdapter, ...] = ()
     kind: ModelKind = ModelKind.GENERATES
@@ -263,7 +264,8 @@ class NativeModel(Protocol):
     @property
     def threads(self) -> ThreadControl: ...
 
-    def warm_up(self) -> bool: ...
+    def warm_up(self) -> bool:
+        """Use every part once. Return False if interrupted."""
 
     def interrupt(self) -> None:
         """Make the running or else the next `warm_up` or step return early."""
@@ -294,6 +296,7 @@ class ControlToken(msgspec.Struct, frozen=True):
 
     text: str
     strips_before: bool = False
+    """White space before the token belongs to it."""
     strips_behind: bool = False
 
 

@@ -48,6 +48,7 @@ class DevicePlacement(msgspec.Struct, frozen=True, kw_only=True):
     device: Union[Device, None]
     """Device, or None if the wanted one does not exist."""
     layers: int = 0
+    """0 if the CPU computes everything; `why` has the reason."""
     num_layers: int = 0
     cpu_expert_layers: int = 0
     weights_bytes: int = 0
@@ -72,6 +73,7 @@ class DevicePlacement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def split(self) -> str | None:
+        """Description of the device's part, or None if the CPU computes everything."""
         if self.device is None or not (self.layers or self.weights_bytes):
             return None
         parts = [f"{self.layers} of {self.num_layers} layers on {self.device.name}"]

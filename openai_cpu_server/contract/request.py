@@ -162,6 +162,8 @@ def _ends_within_character(text: bytes) -> bool:
 
 
 class Priority(enum.IntEnum):
+    """The smaller value goes first."""
+
     INTERACTIVE = 0
     BATCH = 1
 

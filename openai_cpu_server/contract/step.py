@@ -58,6 +58,8 @@ class Restore(msgspec.Struct, frozen=True):
 
 
 class SaveState(msgspec.Struct, frozen=True):
+    """Copy the slot's state after `end` tokens to host memory."""
+
     slot: int
     end: int
     state: int
@@ -111,6 +113,7 @@ class Encode(msgspec.Struct, frozen=True):
 
     slot: int
     placeholder: int
+    """Index into the slot's `media`."""
     ms: float
     """Time limit, which the current operation may exceed."""
 
@@ -203,6 +206,7 @@ class StepResult(msgspec.Struct, frozen=True):
     """All of the step's, or 0 if they got no cells."""
     interrupted: bool = False
     encoded: bool = False
+    """The step's `encode` is complete. Its errors are in `faults`."""
     encoding_ms: float = 0.0
 
 

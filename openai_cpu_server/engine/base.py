@@ -138,7 +138,8 @@ class Core(ABC, Generic[Planned]):
 
     @property
     @abstractmethod
-    def work(self) -> Priority | None: ...
+    def work(self) -> Priority | None:
+        """Highest priority to compute, or None."""
 
     @property
     def is_guessing(self) -> bool:
@@ -154,7 +155,8 @@ class Core(ABC, Generic[Planned]):
         """Prepare a request with a constraint, in any thread."""
 
     @abstractmethod
-    def check_adapter(self, adapter: Adapter) -> CheckedAdapter: ...
+    def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
+        """Check an adapter's file, in any thread."""
 
     @abstractmethod
     def load_adapter(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
@@ -178,6 +180,7 @@ class Core(ABC, Generic[Planned]):
         return is_urgent and self._timer.urge()
 
     def flush(self, sharing: messages.Sharing) -> Iterator[messages.StepDone | messages.QueueState]:
+        """Yield events while another engine computes."""
         if self._has_events:
             yield self._done(None, None)
         yield from self._queue_news(sharing)

@@ -37,7 +37,7 @@ _MUCH_MORE = 1.5
 
 class CoresSeen(NamedTuple):
     lost: tuple[float, ...]
-    """Share of the time, by thread, without a core."""
+    """Share of the time, by thread, ready but without a core."""
     free: float
     """Cores that no process used, without those that this engine left idle."""
     speed: float
@@ -119,6 +119,7 @@ class ThreadChoice:
 
 
 _LOOK_S = 0.06
+"""Some time slices of Linux, which are 3 ms."""
 _LOG_S = 10.0
 
 
@@ -205,8 +206,8 @@ _LOADING = EngineWants(work=Priority.BATCH, is_loading=True)
 
 
 class EngineTurn:
-    """Turn of an engine with its own cores: it always has it and sends nothing. Waiting raises
-    ConnectionError if the client is gone."""
+    """Turn of an engine with its own cores, for the thread that computes: it always has it and sends nothing.
+    Waiting raises ConnectionError if the client is gone."""
 
     @property
     def is_held(self) -> bool:
@@ -243,7 +244,7 @@ class SharedTurn(EngineTurn):
     wake: Callable[[], None]
     clock: Callable[[], float] = time.monotonic
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    """Guards the fields up to `_is_closed`."""
+    """Guards the fields up to `_is_closed`, which the reader thread also changes."""
     _is_held: bool = False
     _granted_s: float = 0.0
     _is_beside_interactive: bool = False

@@ -280,6 +280,7 @@ class Inbox:
         self._news.set()
 
     def wait(self, timeout_s: float | None) -> bool:
+        """Return False after a timeout."""
         return not self.is_open or self._news.wait(timeout_s)
 
     def drain(self) -> Iterator[Work]:

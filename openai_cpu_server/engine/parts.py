@@ -24,7 +24,7 @@ class OutputParts:
         """`name`: bytes of a token, control tokens by name."""
         self._name = name
         self._tokens = AnswerSearch(marks) if marks.end else None
-        """Unset without reasoning."""
+        """Search for the answer, or None without reasoning."""
         self._text = PartReader(marks)
 
     def cut(self, event: TokenEvent) -> tuple[TokenEvent, ...]:

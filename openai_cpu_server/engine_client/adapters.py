@@ -138,6 +138,7 @@ class AdapterControl:
         self._send = None
 
     def died(self, message: str) -> bool:
+        """Return True if loading an adapter killed the process."""
         status = self._statuses.get(self._being_loaded or "")
         if status is None:
             return False

@@ -108,7 +108,7 @@ class EngineAnswer(Generic[Item]):
 
 
 _GRACE_S = 1.0
-"""Time for a reader to take a large amount."""
+"""Time for a reader to take a large amount, such as the scores of a long prompt."""
 _EVENT_BYTES = 300
 _LOGPROB_BYTES = 100
 
@@ -257,6 +257,7 @@ class RequestAdmission:
     """Waiting requests of each priority. Accounts with less than an equal share may exceed it, because one
     account must not shut the others out."""
     max_held_bytes: int
+    """Unread events of each call."""
     clock: Callable[[], float]
 
     def generate(self, info: ModelInfo, requests: Sequence[GenerationRequest]) -> GenerationAnswer:

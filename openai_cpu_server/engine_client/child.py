@@ -37,7 +37,8 @@ class ClientChannel:
         return cls(*await asyncio.open_connection(sock=sock))
 
     def send(self, *commands: messages.Command) -> None:
-        """Send commands, in pieces if necessary. Commands to a dead engine are lost."""
+        """Send commands, in pieces with other work of the loop between them if they are large. Commands to a
+        dead engine are lost."""
         is_waiting = bool(self._waiting)
         for command in commands:
             self._waiting.extend(messages.in_parts(command))
@@ -174,7 +175,7 @@ class HangDetector:
 
     def __init__(self, limits: HangLimits, *, now_s: float) -> None:
         self.silence_s = 0.0
-        """Silence during work, only while this process ran."""
+        """Silence during work, counting only time in which this process ran."""
         self.handling_s: float | None = None
         """Time of handling a request outside of steps, or None."""
         self._limits = limits

@@ -40,6 +40,7 @@ class Residency:
 
     @property
     def process_state(self) -> EngineState:
+        """State regardless of a shutdown of the server."""
         return self._supervisor.state
 
     @property
@@ -177,6 +178,7 @@ class EngineClient:
         return self._supervisor.pid
 
     async def run(self) -> None:
+        """Serve until the end. Raises `StartupError` if the first process cannot start."""
         await self._supervisor.run(self._replay)
 
     async def drain(self, seconds: float) -> None:

@@ -31,6 +31,7 @@ class CulpritLedger:
             self._calls.setdefault(account, {}).setdefault(call, self._clock())
 
     def check(self, account: str) -> None:
+        """Reject an account beyond its limit. Raises CulpritsLimited."""
         last = sorted(self._recent(account))[-LIMIT:]
         if len(last) == LIMIT:
             raise CulpritsLimited(LIMIT, retry_after_s=last[0] + _WINDOW_S - self._clock())

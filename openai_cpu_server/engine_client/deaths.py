@@ -37,7 +37,7 @@ class DeathKind(enum.Enum):
 class SearchProgress(enum.Enum):
     NOTHING = "nothing"
     CLOSER = "closer"
-    """The search needed the death."""
+    """The search needed the death and has come closer."""
     FOUND = "found"
     """The culprit is found, which explains earlier deaths, too."""
 

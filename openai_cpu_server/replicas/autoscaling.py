@@ -43,6 +43,7 @@ class ReplicaFleet:
     wait_ms: float
     """Wait of a new interactive request at the better of two serving replicas, as a router draws them."""
     load: float
+    """Replicas that the current interactive work occupies."""
     batch_ms: float
     """Time for all waiting batch work on one replica."""
     num_live: int

@@ -60,6 +60,7 @@ class FrameStream(asyncio.Protocol):
             self._transport.write(b"".join((LENGTH.pack(sum(map(len, parts))), *parts)))
 
     async def sent(self) -> None:
+        """Wait while much is unsent."""
         await self._may_send.wait()
 
     async def receive(self) -> bytes | None:
@@ -173,6 +174,7 @@ class EndReason(enum.Enum):
     """The request is to blame, or cannot be computed."""
     CANCELLED = "cancelled"
     RETURNED = "returned"
+    """Another replica may run it."""
 
 
 class RequestEnd(msgspec.Struct, frozen=True):

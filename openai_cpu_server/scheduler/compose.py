@@ -66,6 +66,7 @@ class _Slack:
         self.ms = min(max(ms, self._options.pace_ms), self._options.stall_ms)
 
     def fill(self) -> None:
+        """A new stream has seen no slow step."""
         self.ms = self._options.stall_ms
 
 

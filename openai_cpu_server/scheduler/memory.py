@@ -129,8 +129,8 @@ class Checkpoints:
         self._interval = _INTERVALS.start
 
     def advise(self, state_tokens: int, state_in_tokens: float) -> None:
-        """Set the interval from the tokens in a state's size, which it must save, and those computed while it
-        is copied."""
+        """Set the interval. `state_tokens`: tokens whose cells are as large as a state; `state_in_tokens`:
+        tokens computed while one is copied."""
         wanted = max(state_tokens, state_in_tokens / _COPYING_SHARE)
         self._interval = min(max(round(wanted), _INTERVALS.start), _INTERVALS.stop - 1)
 

@@ -68,6 +68,7 @@ class Block(Branch):
 
     @property
     def is_in_vain(self) -> bool:
+        """True if the block leads to no state."""
         return not self.children and self.state is None
 
     def path(self) -> list[Block]:
@@ -370,8 +371,8 @@ class SavedPrefixes:
         self._books.touch(self._held(tokens, namespace))
 
     def insert(self, tokens: Sequence[int], namespace: str, *, pin: bool = False) -> PrefixInsertion:
-        """Add the unsaved blocks as far as they fit, and all or nothing for a state. An incomplete last block
-        is replaced by the next block that begins with it."""
+        """Add the unsaved blocks as far as they fit, but all or nothing for a state; `pin` protects them from
+        eviction. An incomplete last block is replaced by the next block that begins with it."""
         path = self._held(tokens, namespace)
         self._books.touch(path)
         saved: list[tuple[int, int, int]] = []

@@ -141,7 +141,7 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """True if only the last token from before it began to run is pending."""
+        """True if at most the last token from before it began to run is pending."""
         return self.computed >= self._num_to_read - 1
 
     @property

@@ -74,8 +74,8 @@ def claim(path: Path, descriptor: int) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """Yield a new file that atomically replaces the old one, synced, if nothing fails. `mode`: 0o666 for
-    readers by the user's umask."""
+    """Yield a new file that atomically replaces the old one, synced, if nothing fails; drafts of killed
+    processes, perhaps gigabytes, are removed. `mode`: 0o666 for readers by the user's umask."""
     _remove_orphans(path)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_DRAFT}")
     descriptor = os.open(draft, os.O_WRONLY | _NEW, mode)

@@ -107,7 +107,8 @@ class LeaseLost(ServerError):
 
 @dataclass(eq=False, kw_only=True)
 class BatchLedger(db.Repository):
-    """Batches of a runner. Writes raise LeaseLost, and wait `lease_s` for a vanished host."""
+    """Batches as their runner sees them. Writes raise LeaseLost if another process has the lease; others wait
+    `lease_s` for a vanished host."""
 
     lease_s: float
     holder: str = field(default_factory=new_holder)

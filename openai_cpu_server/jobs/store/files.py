@@ -114,6 +114,7 @@ class FileStore(db.OwnedRepository[FileRecord]):
 
     @db.reads
     def expired(self, connection: Connection) -> list[str]:
+        """Return expired files that no unfinished batch reads."""
         used = select(db.batches.c.input_file_id).where(db.batches.c.status.in_(ACTIVE))
         old = select(db.files.c.id).where(db.files.c.expires_at <= self.clock(), db.files.c.id.not_in(used))
         return list(connection.execute(old).scalars())

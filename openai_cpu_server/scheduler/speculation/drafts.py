@@ -283,6 +283,7 @@ class ModelDrafter:
         )
 
     def learn(self, sequence: Sequence, drafted: Drafted) -> None:
+        """An uncertain token counts as wrong."""
         own = self._own[sequence]
         for place in range(min(drafted.num_accepted, self._most)):
             own.learn(place, was_right=True)
