@@ -1,5 +1,5 @@
-"""`python -m openai_cpu_server` is the command `openai-cpu-server`. It imports nothing before Ctrl-C ends the
-process without a traceback, as it does until the command has been imported, and again when it has ended."""
+"""`python -m openai_cpu_server` is the command `openai-cpu-server`. Until its import Ctrl-C ends the process
+without a traceback, so nothing is imported before."""
 
 import pkgutil
 import signal

@@ -1,5 +1,5 @@
-"""Exceptions that the package raises on purpose. They carry data; `http/errors.py` alone translates them
-into HTTP."""
+"""Exceptions that the package raises on purpose. They carry data; `http/errors.py` alone translates them into
+HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class ServerError(Exception):
     """Base of all exceptions that the package raises on purpose. Its message may be shown to a client."""
 
     text = ""
-    """Message of a class that needs no facts for it."""
 
     def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
         """`param`: field that is wrong."""
@@ -158,7 +157,7 @@ class WrongModelKind(ServerError):
     """The requested model exists but cannot do this."""
 
     def __init__(self, name: str, cannot: str, *, able: Sequence[str]) -> None:
-        """`cannot`: a verb, such as `embed`. `able`: only models that the caller may use."""
+        """`cannot`: a verb, such as `embed`. `able`: models that the caller may use."""
         listed = ", ".join(f"'{other}'" for other in able)
         hint = f"Models that can: {listed}." if able else "No model of this server can."
         super().__init__(f"The model '{name}' cannot {cannot}. {hint}")
@@ -181,7 +180,7 @@ class ModelNotFound(ServerError):
     """The requested model is not served, or not to this caller."""
 
     def __init__(self, name: str | None, names: Sequence[str] = ()) -> None:
-        """`name`: None if the client named no model. `names`: only those that the caller may use."""
+        """`name`: None if the client named no model. `names`: those that the caller may use."""
         models = f" The models are: {', '.join(names)}." if names else ""
         what = "There is no model" if name is None else f"The model '{shown(name)}' does not exist"
         super().__init__(f"{what} on this server{' for this key' if name is None else ''}.{models}")
@@ -205,7 +204,7 @@ class ModelNotLoaded(ServerError):
 
 
 class RequestNotFound(ServerError):
-    """No live request has this id."""
+    """A live request with this id does not exist."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"There is no live request '{shown(name)}'.")
@@ -226,7 +225,7 @@ class NotThinking(ServerError):
 
 
 class McpServerNotFound(ServerError):
-    """No MCP server of this name exists, or the key may not use it."""
+    """An MCP server of this name does not exist, or the key may not use it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"There is no MCP server '{name[:64]}' for you.")

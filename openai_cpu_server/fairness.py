@@ -1,9 +1,5 @@
-"""Fair shares of a resource, such as milliseconds or tokens. Pure: no clock and no I/O.
-
-Work of one class takes turns by its usage (`FairTurns`). A class of lower priority earns a share of all usage
-for turns of its own (`Credit`). Both serve steps of a model, adapters, embeddings, and engines that share
-cores.
-"""
+"""Fair shares of a resource, such as milliseconds or tokens, for steps, adapters, embeddings and engines that
+share cores. Pure: no clock and no I/O."""
 
 from __future__ import annotations
 
@@ -17,16 +13,12 @@ Key = TypeVar("Key", bound=Hashable)
 T = TypeVar("T")
 
 _ROUNDING = 1e-6
-"""Tolerance for comparing a price with a sum of many small amounts."""
+"""Tolerance for a price against a sum of small amounts."""
 
 
 class Credit:
-    """Unspent share of a class of work beside another class that goes first.
-
-    It earns `share` of all usage, its own included, while both classes want turns; so it gets that share over
-    time, whatever one turn costs. It saves for one turn at a time, and never more than the last price or
-    `most`.
-    """
+    """Unspent share of a class of work beside a better class: `share` of all usage, its own included, while
+    both want turns. It saves for one turn, at most the last price or `most`."""
 
     def __init__(self, share: float, *, most: float = 0.0) -> None:
         """`most`: maximum of the savings where turns are cheaper."""
@@ -58,26 +50,23 @@ class _Account(NamedTuple):
 
     used: float
     served_at: int
-    """Number of its last turn, or 0 before the first."""
+    """Number of its last turn, or 0."""
     joined_at: int
 
 
 class FairTurns(Generic[Key]):
-    """Order of participants: least usage first; of equals, the longest waiting first.
-
-    A participant that joins starts with the least usage of those present, because absence earns nothing.
-    Usage beyond that is remembered while others wait.
-    """
+    """Participants by least usage, then by longest wait. A new one starts with the least usage of those
+    present, because absence earns nothing; more is remembered while others wait."""
 
     def __init__(self, *, favours_newcomers: bool) -> None:
-        """`favours_newcomers`: of equals, a newcomer is first. It suits no steady flow of new participants,
-        which would starve the others."""
+        """`favours_newcomers`: of equals, a newcomer is first. A steady flow of new participants would starve
+        the others."""
         self._favours_newcomers = favours_newcomers
         self._present: dict[Key, _Account] = {}
         self._away: dict[Key, _Account] = {}
-        """Accounts of participants that have left with more than the least usage of those present."""
+        """Accounts of absent participants with more than the least usage."""
         self._queue: list[tuple[_Account, Key]] = []
-        """Heap of present accounts, and of outdated ones, which are skipped."""
+        """Heap of accounts, with outdated ones, which are skipped."""
         self._num_turns = 0
 
     def __contains__(self, key: Key) -> bool:
@@ -88,7 +77,7 @@ class FairTurns(Generic[Key]):
 
     @property
     def first(self) -> Key:
-        """Return the participant whose turn it is. At least one must exist."""
+        """Return the next participant. At least one must exist."""
         while self._present.get(self._queue[0][1]) is not self._queue[0][0]:
             heappop(self._queue)
         return self._queue[0][1]
@@ -118,7 +107,7 @@ class FairTurns(Generic[Key]):
             self._away = {other: away for other, away in self._away.items() if away.used > least}
 
     def only(self, keys: Iterable[Key]) -> None:
-        """Make exactly these the participants."""
+        """Make these the participants."""
         staying = dict.fromkeys(keys)
         for key in [key for key in self._present if key not in staying]:
             self.leave(key)
@@ -144,30 +133,30 @@ class FairTurns(Generic[Key]):
 
 
 Path = tuple[str, ...]
-"""Groups from the outermost one down to the participant."""
+"""Groups down to the participant."""
 
 
 class NestedTurns:
-    """Fair turns of groups and of their members. Additional names within a group earn it no more turns."""
+    """Fair turns of groups and their members. Additional names within a group earn it nothing."""
 
     def __init__(self) -> None:
         self._turns = FairTurns[str](favours_newcomers=False)
         self._below: dict[str, NestedTurns] = {}
         self._borrowed: set[str] = set()
-        """Subgroups that are shared with the original of a copy and must not be changed."""
+        """Subgroups shared with the original of a copy."""
 
     def __len__(self) -> int:
         return len(self._turns)
 
     @property
     def first(self) -> Path:
-        """Return the participant whose turn it is. At least one must exist."""
+        """Return the next participant. At least one must exist."""
         key = self._turns.first
         return (key, *self._below[key].first) if key in self._below else (key,)
 
     @property
     def order(self) -> list[Path]:
-        """Participants in the order in which each would have one small turn."""
+        """Participants in the order of small turns."""
         below = self._below
         return list(
             alternating(
@@ -199,7 +188,7 @@ class NestedTurns:
             self._own(key).use(below, amount)
 
     def copy(self) -> NestedTurns:
-        """Copy for trying out turns. Subgroups are copied when they are first changed."""
+        """Copy for trying out turns, whose subgroups are copied on change."""
         copied = NestedTurns()
         copied._turns, copied._below = self._turns.copy(), self._below.copy()
         copied._borrowed = set(self._below)
@@ -213,7 +202,7 @@ class NestedTurns:
 
 
 def alternating(queues: Iterable[Iterable[T]]) -> Iterator[T]:
-    """Yield the first item of each queue, then the second of each, and so on. Queues are not read ahead."""
+    """Yield the first item of each queue, then the second. Queues are not read ahead."""
     left = [iter(queue) for queue in queues]
     while left:
         still = []
@@ -225,10 +214,8 @@ def alternating(queues: Iterable[Iterable[T]]) -> Iterator[T]:
 
 
 class FairQueue(Generic[T]):
-    """Tickets of callers that wait for one of several places; the caller with the least usage is next.
-
-    A caller holds at most `most` places, so that its slow work never keeps all places from others.
-    """
+    """Tickets of callers that wait for places; the least usage is next. A caller holds at most `most`, so
+    that its slow work never keeps all places from others."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -248,12 +235,11 @@ class FairQueue(Generic[T]):
         self._waiting.setdefault(caller, []).append(ticket)
 
     def remove(self, caller: Path, ticket: T) -> None:
-        """Remove the ticket of a caller that has given up."""
         self._waiting[caller].remove(ticket)
         self._leave_if_gone(caller)
 
     def take(self) -> T | None:
-        """Give a place to the next ticket and return it, or None if no caller may have one."""
+        """Give a place to the next ticket, or return None."""
         for caller in self._in_turn():
             if self._waiting.get(caller) and self._held.get(caller, 0) < self._most:
                 self._held[caller] = self._held.get(caller, 0) + 1

@@ -1,4 +1,4 @@
-"""Lookup and storage of answers in the store that `--answer-cache` names."""
+"""Answers in the store that `--answer-cache` names."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _events = msgspec.msgpack.Decoder(list[tuple[int, TokenEvent]])
 
 
 class CorruptAnswer(Exception):
-    """The stored bytes are not an answer to this question."""
+    """Stored bytes that do not answer this question."""
 
 
 def is_good(finish: Finish, *, asked_tokens: int) -> bool:
-    """Return True if the answer may be served again: the model ended it, or the limit that the client set."""
+    """Return True if the model or the limit that the client set ended the answer."""
     is_full = finish.reason is FinishReason.LENGTH and asked_tokens > 0 and not finish.is_loop
     return finish.reason is FinishReason.STOP or is_full
 
@@ -52,8 +52,7 @@ def packed_answer(events: Sequence[TokenEvent], requests: Sequence[GenerationReq
 
 
 def unpacked_answer(answer: bytes, requests: Sequence[GenerationRequest]) -> list[TokenEvent]:
-    """Decode stored events as events of these requests, with no work in their figures. Raises
-    CorruptAnswer."""
+    """Decode stored events for these requests, with no work in their figures. Raises CorruptAnswer."""
     try:
         numbered = _events.decode(answer)
     except msgspec.MsgspecError:
@@ -80,11 +79,11 @@ _ANSWER_S = 1.0
 """Timeout of the store; after it the answer is computed."""
 _CLEAR_S = 60.0
 _LARGEST_SHARE = 8
-"""Answers larger than this fraction (1/8) of the store would evict many others, and are not kept."""
+"""Fraction (1/8) of the store above which an answer would evict many others, and is not kept."""
 _SMALL_BYTES = 16 * 1024
-"""Answers up to this size, some 250 tokens, are decoded on the event loop; a thread would cost as much."""
+"""Size, some 250 tokens, below which a thread costs as much as decoding."""
 _MOST_KEEPING = 64
-"""Answers that wait to be written; further ones are not kept."""
+"""Waiting writes; further answers are not kept."""
 
 
 class AnswerObserver(Protocol):
@@ -95,10 +94,9 @@ class AnswerObserver(Protocol):
 
 class TurnComparison(NamedTuple):
     embedder: str
-    """Identity of the embedding model."""
     least: float
     vector: Callable[[str], Awaitable[bytes | None]]
-    """Embeds a turn as `direction` does; None if that is not possible now, or not for the whole turn."""
+    """Embeds a turn as `direction` does; None if not possible, or not for the whole turn."""
 
 
 class AnswerPlace(NamedTuple):
@@ -114,8 +112,6 @@ class FoundAnswer(NamedTuple):
 
 
 class AnswerCache:
-    """Cache of answers, whose methods belong to one event loop's thread."""
-
     def __init__(
         self, store: AnswerStore, bounds: StoreBounds, watcher: AnswerObserver, *, answer_s: float = _ANSWER_S
     ) -> None:
@@ -134,7 +130,7 @@ class AnswerCache:
     async def find(
         self, question: AnswerKey, comparing: TurnComparison | None
     ) -> FoundAnswer | AnswerPlace | None:
-        """Return the answer, or the place for a new one. None if a new answer could not be found again."""
+        """Return the answer, or the place for one. None if it could not be found again."""
         exact = exact_key(question)
         if exact is not None and (events := await self._stored(exact, question)) is not None:
             return FoundAnswer(events, None)  # one that is corrupt will be replaced by the new answer
@@ -215,8 +211,7 @@ class AnswerCache:
 
 
 def open_answers(where: str, bounds: StoreBounds, *, default: Path) -> AnswerStore:
-    """Open a store. `where`: on, memory, a path, or redis://...; `default`: the file for `on`. Raises
-    StartupError."""
+    """`where`: on, memory, a path, or redis://...; `default`: the file for `on`. Raises StartupError."""
     if where.startswith(SCHEMES):
         return RedisAnswers.open(where, bounds)
     if "://" in where:

@@ -1,10 +1,5 @@
-"""Answers in Redis, for several servers.
-
-Redis 8 finds similar turns itself. For older versions, and for Valkey, the turns of a group are fetched and
-compared here. All keys have one hash tag, because scripts need them together. Each answer is a string that
-expires. A sorted set has the time of last use of each answer, another its expiry, a hash its size and group,
-and a counter the total size.
-"""
+"""Answers in Redis, for several servers: Redis 8 finds similar turns itself, and for others they are compared
+here. All keys have one hash tag, because scripts need them together."""
 
 from __future__ import annotations
 
@@ -35,10 +30,8 @@ _PREFIX = "{ocs-answers}:2:"
 _USED, _FACTS, _TOTAL, _ENDS = (_PREFIX + name for name in ("used", "facts", "total", "ends"))
 _ANSWER, _TURNS = _PREFIX + "answer:", _PREFIX + "turns:"
 _FEW_ENDED = 100
-"""Expired answers that are removed with each new one, because Redis expires their text but not their
-turns."""
+"""Expired answers removed with each new one, because Redis keeps their turns."""
 _ANSWER_S = 1.0
-"""Timeout of a connection."""
 
 _DROP = """
 local function leave(group, key)

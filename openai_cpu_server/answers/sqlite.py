@@ -1,5 +1,5 @@
-"""Answers in SQLite: in memory, or in a file that survives restarts and that servers of one machine may
-share. One thread talks to it."""
+"""Answers in SQLite, with one thread: in memory, or in a file that survives restarts and that servers of one
+machine may share."""
 
 from __future__ import annotations
 

@@ -21,25 +21,24 @@ _CAPITALS = re.compile(r"\b[A-Z]{2,}\b")
 
 
 def marks_of(text: str) -> Sequence[object]:
-    """Return the numbers, the acronyms such as US, and the number of English negations in a text. Embeddings
-    hardly separate these: with all-MiniLM-L6-v2, "Is it safe to eat raw eggs?" and "Is it not safe to eat raw
-    eggs?" have a cosine of 0.993."""
+    """Return numbers, acronyms such as US, and the number of English negations. Embeddings hardly separate
+    these: "safe to eat" and "not safe to eat" have a cosine of 0.993 (all-MiniLM-L6-v2)."""
     return [_NUMBER.findall(text), _CAPITALS.findall(text), len(_NEGATION.findall(text))]
 
 
 _VERSION = 2
-"""Incremented with every change of the meaning of keys or the format of answers."""
+"""Grows with every change of keys or answers."""
 _SAME_FOR_ALL = 0
 
 
 class AnswerScope(msgspec.Struct, frozen=True, kw_only=True):
-    """Boundary of sharing: answers are never shared between two different scopes."""
+    """Scope within which answers are shared."""
 
     holder: str
-    """Digest of the API key, or "" for all clients of a server without keys."""
+    """Digest of the API key, or "" without keys."""
     model: str
     kv_type: str
-    """Type of the KV cache, because coarser types give other answers."""
+    """Coarser types give other answers."""
     adapter: str | None
     version: str
 
@@ -47,19 +46,18 @@ class AnswerScope(msgspec.Struct, frozen=True, kw_only=True):
 class LastTurn(msgspec.Struct, frozen=True):
     text: str
     around: tuple[int, ...]
-    """Tokens of the prompt with a placeholder for this turn. Equal if all other turns and the template's
-    text are equal."""
+    """Prompt with a placeholder for this turn."""
 
 
 class AnswerKey(msgspec.Struct, frozen=True, kw_only=True):
     scope: AnswerScope
     requests: tuple[GenerationRequest, ...]
     is_repeatable: bool
-    """True if sampling is greedy or has a seed from the client."""
+    """True for greedy sampling or a client's seed."""
     asked_tokens: int
-    """Limit of output tokens that the client set for all requests together; 0 for none."""
+    """Limit of output tokens for all requests together; 0 for none."""
     turn: LastTurn | None = None
-    """Last user turn, or None if turns are not compared."""
+    """Unset if turns are not compared."""
 
 
 def exact_key(question: AnswerKey) -> str | None:
@@ -70,8 +68,8 @@ def exact_key(question: AnswerKey) -> str | None:
 
 
 def group_key(question: AnswerKey, embedder: str) -> str | None:
-    """Return a key of the marks of the last user turn and of all but this turn, or None without a turn
-    to compare. `embedder`: identity of the embedding model."""
+    """Key of the turn's marks and all other turns, or None without a turn. `embedder`: the embedding model's
+    identity."""
     if question.turn is None:
         return None
     alike = []
@@ -90,7 +88,7 @@ def turn_key(group: str, turn: LastTurn) -> str:
 
 
 def _deciding(request: GenerationRequest) -> GenerationRequest:
-    """Drop fields that do not change the answer. Fields added later count by default."""
+    """Fields added later count by default."""
     is_greedy = request.sampling.temperature == 0
     seed = _SAME_FOR_ALL if is_greedy else request.sampling.seed
     return msgspec.structs.replace(
@@ -144,11 +142,10 @@ def nearest_turns(rows: Sequence[tuple[str, bytes]], vector: bytes, *, at_least:
 
 GROUP_LIMIT = 2000
 FEW = 8
-"""Similar turns that are returned."""
 
 
 class StoreFailed(Exception):
-    """The store failed. The message names the kind of failure, without an address or password."""
+    """The message names a kind, without an address or password."""
 
 
 class StoreBounds(NamedTuple):
@@ -161,7 +158,7 @@ class AnswerEntry(msgspec.Struct, frozen=True, kw_only=True):
     answer: bytes
     group: str | None = None
     vector: bytes | None = None
-    """Embedding of the turn, of length 1, or None if the answer can only be found by its key."""
+    """Embedding of length 1, or None if the answer can only be found by its key."""
 
     @property
     def num_bytes(self) -> int:
@@ -174,10 +171,10 @@ class StoreSize(NamedTuple):
 
 
 class AnswerStore(Protocol):
-    """Store of answers. Methods raise StoreFailed. A cancelled call may have taken effect."""
+    """Methods raise StoreFailed. A cancelled call may have an effect."""
 
     async def get(self, key: str) -> bytes | None:
-        """Return the answer, or None, and mark it as recently used."""
+        """Return the answer, or None, as recently used."""
 
     async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
         """Return at most `FEW` turns of the group, most similar first."""
@@ -186,7 +183,7 @@ class AnswerStore(Protocol):
         """Store or replace an entry. Return the size afterwards."""
 
     async def forget(self, key: str, group: str | None) -> None:
-        """Remove an answer. `group`: where it was found, if it was."""
+        """`group`: where the answer was found, if it was."""
 
     async def clear(self) -> None: ...
 
@@ -197,4 +194,4 @@ class AnswerStore(Protocol):
 
 
 _OVERHEAD_BYTES = 200
-"""Estimate for the rows, keys and indices of an entry."""
+"""Rows, keys and indices of an entry, estimated."""

@@ -1,4 +1,4 @@
-"""Irrevocable restrictions of this process by landlock, seccomp and dropped privileges."""
+"""Irrevocable restrictions by landlock, seccomp and dropped privileges."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from openai_cpu_server.child_processes.kernel import (
 from openai_cpu_server.child_processes.spawn import driver_manifests, library_folders
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-"""System call numbers, which are the same on all architectures."""
+"""Equal on all architectures."""
 _ASK_VERSION = 1
 _RULE_PATH_BENEATH = 1
 
@@ -34,7 +34,7 @@ _WRITE = _READ | _WRITE_FILE | _TRUNCATE | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG
 _IOCTL_DEVICE = 1 << 15
 _DEVICE = _READ | _WRITE_FILE | _IOCTL_DEVICE
 _OF_A_FILE = _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEVICE
-"""Rights that a rule can grant on a single file."""
+"""Rights on a single file."""
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """Landlock version -> number of file rights; later versions have no more. No process may execute files."""
 _NETWORK_RIGHTS, _NETWORK_SINCE = 0b11, 4
@@ -52,8 +52,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def restrict_files(read: Iterable[Path], write: Iterable[Path], devices: Iterable[Path] = ()) -> int:
-    """Restrict file access of this thread and those that it starts later, and return landlock's version.
-    Raises `KernelRefused`."""
+    """Restrict this thread and later ones, and return landlock's version. Raises `KernelRefused`."""
     version = call(_CREATE_RULESET, None, 0, _ASK_VERSION)
     files = (1 << _FILE_RIGHTS.get(version, _FILE_RIGHTS[5])) - 1
     has_network, has_scopes = version >= _NETWORK_SINCE, version >= _SCOPES_SINCE
@@ -126,8 +125,8 @@ class Confinement(NamedTuple):
 def confine(
     *, read: Iterable[Path] = (), write: Iterable[Path] = (), computes_on_gpu: bool = False
 ) -> Confinement:
-    """Restrict this process to these paths, Python and the system's libraries; with `computes_on_gpu` also to
-    GPUs and their drivers. Call it while there is one thread."""
+    """Restrict this process to these paths, Python and the system's libraries, while there is one thread.
+    `computes_on_gpu`: GPUs and their drivers too."""
     if sys.platform != "linux":
         return Confinement((), (f"landlock and seccomp: {sys.platform} has none",))
 
@@ -159,7 +158,7 @@ def driver_files() -> list[Path]:
 
 
 def _named_drivers() -> Iterator[Path]:
-    """The linker finds a library whose name has no slash."""
+    """The linker finds libraries whose names have no slash."""
     for path in driver_manifests():
         yield path
         for manifest in path.glob("*.json") if path.is_dir() else [path]:
@@ -170,7 +169,7 @@ def _named_drivers() -> Iterator[Path]:
 
 
 def _code() -> list[Path]:
-    """The working directory and an editable checkout are left out, because they may contain anything."""
+    """The working directory and a checkout may contain anything, and are left out."""
     anything = {_PACKAGE.parent, Path()}
     with contextlib.suppress(OSError):  # it may be gone
         anything.add(Path.cwd())

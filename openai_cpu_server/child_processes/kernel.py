@@ -1,8 +1,6 @@
-"""System calls without a Python function, and the seccomp filter of child processes.
-
-The filter lists forbidden calls, because an allow list would have to follow each libc, Python and ggml
-version. See seccomp(2), and `linux/bpf_common.h` for the numbers.
-"""
+"""System calls without a Python function, and the seccomp filter of child processes. It lists forbidden
+calls, because an allow list would have to follow each libc, Python and ggml (seccomp(2),
+`linux/bpf_common.h`)."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from typing import NamedTuple
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION = 0x20080522
 _FILES_OF_ALL = 1 << 1 | 1 << 2
-"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, both in the lower half of the sets."""
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, in the lower half."""
 _IN_WORDS = {
     errno.ENOSYS: "the kernel has none",
     errno.EINVAL: "the kernel has none",
@@ -33,7 +31,7 @@ class KernelRefused(Exception):
 
 
 def call(number: int, *arguments: int | ctypes.c_void_p | None) -> int:
-    """Make a system call by number. Raises `KernelRefused`."""
+    """Make a system call. Raises `KernelRefused`."""
     values = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     result = int(ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *values))
     if result < 0:
@@ -46,8 +44,8 @@ _PREFERRED = 1
 
 
 def settle_on_node(node: int) -> None:
-    """Prefer this NUMA node's memory, and write a line to stderr if that is refused, as in many containers.
-    Binding would get the process killed when the node is full."""
+    """Prefer this NUMA node's memory, or write to stderr, as in many containers. Binding would get the
+    process killed when the node is full."""
     num_bits = 8 * ctypes.sizeof(ctypes.c_ulong)
     words = (ctypes.c_ulong * (node // num_bits + 1))()
     words[node // num_bits] = 1 << node % num_bits
@@ -66,8 +64,8 @@ def give_up_new_privileges() -> None:
 
 
 def give_up_capabilities() -> None:
-    """Drop root's capabilities except access to files of all users, because models may belong to another
-    user. Root could otherwise read every process's environment under /proc despite landlock."""
+    """Drop root's capabilities except file access, because models may belong to others. Root could otherwise
+    read every process's environment under /proc despite landlock."""
     libc = ctypes.CDLL(None, use_errno=True)
     header, sets = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
     if libc.capget(header, sets) != 0:
@@ -91,7 +89,7 @@ class _Machine(NamedTuple):
 
 _MACHINES = {"x86_64": _Machine(0xC000003E, 317, 0), "aarch64": _Machine(0xC00000B7, 277, 1)}
 _X32 = 0x40000000
-"""First of x86_64's second set of call numbers."""
+"""First call number of x86_64's second set."""
 _NONE = -1
 
 _FORBIDDEN = {
@@ -171,7 +169,7 @@ _FORBIDDEN = {
 }
 """System call -> its number on x86_64 and on aarch64."""
 _OF_CUDA = ("socket", "bind", "listen")
-"""CUDA creates an abstract Unix socket when it starts, or finds no device. It never connects it."""
+"""CUDA finds no device without an abstract Unix socket, which it never connects."""
 _CLONE3 = 435
 _CLONE, _IOCTL, _PRLIMIT = (56, 220), (16, 29), (302, 261)
 _SIGNALS = ((62, 129), (234, 131))
@@ -190,7 +188,7 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 
 _SET_MODE_FILTER = 1
 _ALL_THREADS, _KEEP_SPEED = 1 << 0, 1 << 2
-"""Without the second flag, kernels before 5.16 disable a branch prediction, which slows down steps."""
+"""Kernels before 5.16 disable a branch prediction unless the second flag is set, which slows down steps."""
 
 
 class _Step(NamedTuple):
@@ -228,7 +226,7 @@ def _filter(machine: _Machine, allows_cuda: bool) -> Iterator[_Step]:
     yield _Step(_LOAD, _NUMBER)
     yield from (_Step(_AT_LEAST, _X32, if_not=1), _Step(_RETURN, _FORBID))
     if allows_cuda:
-        # Of that kind, which says nothing without a connection: a datagram is sent to any path.
+        # This kind sends nothing without a connection, but a datagram reaches any path.
         kind = socket.SOCK_SEQPACKET
         yield from _where(
             _FORBIDDEN["socket"][at],

@@ -11,15 +11,15 @@ _LEFT_TO_PARENT = ("SIGINT", "SIGHUP", "SIGTERM")
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore the signals that a terminal or service manager sends to the whole group, because the parent's
-    streams need this process until the parent decides."""
+    """Ignore signals to the whole group, because the parent's streams need this process until the parent
+    decides."""
     for name in _LEFT_TO_PARENT:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the parent dies, even if it hangs or is stopped. Other systems
-    than Linux have only the end of the socket."""
+    """Let the kernel kill this process when the parent dies, even if it hangs. Systems other than Linux have
+    only the end of the socket."""
     _signal_at_parents_death("SIGKILL")
 
 

@@ -44,8 +44,8 @@ def child_environment(inherited: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def keep_shaders_in(folder: Path) -> None:
-    """Set the folder in which GPU drivers cache compiled programs, before a driver is loaded. The sandbox
-    closes their usual folders, and no other program may run what an engine writes."""
+    """Set the cache folder of GPU drivers, before one is loaded. The sandbox closes their usual folders, and
+    no other program may run what an engine writes."""
     for name in ("CUDA_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH"):
         os.environ[name] = str(folder)
 
@@ -68,8 +68,8 @@ class SpawnOptions(TypedDict):
 
 
 def spawn_options(theirs: socket.socket) -> SpawnOptions:
-    """Options for a child with this end of a socket pair, a session of its own (Ctrl-C is for the parent),
-    and no secrets."""
+    """Options for a child with this socket, a session of its own (Ctrl-C is for the parent), and no
+    secrets."""
     return SpawnOptions(
         pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True, env=child_environment()
     )

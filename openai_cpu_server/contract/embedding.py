@@ -1,4 +1,4 @@
-"""Requests to embed or to score texts, their results, and the `EmbedBackend` that computes them."""
+"""Requests to embed or to score texts, their results, and the `EmbedBackend`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openai_cpu_server.contract.request import EngineRequest
 
 class EmbedRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
     inputs: tuple[tuple[int, ...], ...]
-    """At least one input, each with 1 to `ModelInfo.max_input_tokens` tokens, special ones included."""
+    """At least one, each with 1 to `ModelInfo.max_input_tokens` tokens, special ones included."""
 
     @property
     def adapter(self) -> None: ...
@@ -24,16 +24,15 @@ class EmbedRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class Embedded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Vectors that one step computed, for inputs `first`, `first + 1`, ... of a request, in order. The last
-    one, or an error, ends the request."""
+    """Vectors of one step, for inputs `first`, `first + 1`, ... in order. The last one, or an error, ends the
+    request."""
 
     id: str
     first: int
     count: int
-    """Number of inputs, or 0 if there is an error."""
+    """0 if there is an error."""
     vectors: bytes = b""
-    """Rows of `ModelInfo.embedding_size` float32, little-endian, pooled but not normalised, or a reranker's
-    scores."""
+    """Rows of `ModelInfo.embedding_size` float32, little-endian, not normalised, or a reranker's scores."""
     error: str | None = None
 
 
@@ -46,5 +45,5 @@ class EmbedResult(msgspec.Struct, frozen=True):
 
 class EmbedBackend(NativeModel, Protocol):
     def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
-        """Compute at most `info.max_seqs` inputs with at most `info.max_step_tokens` tokens in total. Raises
-        `EmbeddingFailed` if one of them cannot be computed."""
+        """Compute at most `info.max_seqs` inputs with `info.max_step_tokens` tokens in total. Raises
+        `EmbeddingFailed`."""

@@ -1,5 +1,4 @@
-"""The `Engine` protocol that the API and the jobs use, local or remote, and the error that keeps one
-request's failure from the others."""
+"""The `Engine` protocol of the API and the jobs, local or remote."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 
 class RequestFailed(ServerError):
-    """The message is for the request's client. `is_own_fault`: the request's grammar is to blame, so that it
-    fails wherever it is sent."""
+    """The message is for the request's client. `is_own_fault`: the request's grammar is to blame, wherever it
+    is sent."""
 
     def __init__(self, message: str, *, is_own_fault: bool = False) -> None:
         super().__init__(message)
@@ -43,8 +42,7 @@ class RequestFailed(ServerError):
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """Turn exceptions of the body into `RequestFailed`. A panic of Rust code arrives as a `BaseException`, so
-    everything is caught but what ends a process or a generator."""
+    """Turn exceptions of the body into `RequestFailed`. A panic of Rust code arrives as a `BaseException`."""
     try:
         yield
     except ConstraintFailed as error:
@@ -64,11 +62,10 @@ class EngineState(enum.Enum):
     LOADING = "loading"
     READY = "ready"
     RESTARTING = "restarting"
-    """Requests are accepted and wait."""
     DRAINING = "draining"
     FAILED = "failed"
     ASLEEP = "asleep"
-    """No process exists. A request starts one and waits for it."""
+    """A request starts a process and waits for it."""
     STOPPED = "stopped"
 
     def may_become(self, other: EngineState) -> bool:
@@ -96,12 +93,11 @@ class LastDeath(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     """Signal's name, `exit_1`, `hang`, `out_of_memory`, ..."""
     message: str
-    """Clause for people."""
     age_s: float
 
 
 SeeStep = Callable[[Union[StepFigures, None], StepTrace], None]
-"""Observer of steps. Figures are None without a step. Then the trace has only the state of the memory."""
+"""Figures are None without a step. Then the trace has only the state of the memory."""
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +105,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
     loaded: float
     timed: float | None
-    """Share of the calibration steps that are timed, or None before it begins or if it is not needed."""
+    """Share of the calibration steps, or None before it begins or if it is not needed."""
     running: dict[str, int]
     """Requests by the label of their priority, as in `waiting`."""
     waiting: dict[str, int]
@@ -120,9 +116,9 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int
     """Resident memory of this process and the engine's, with the mapped model file."""
     engine_rss_bytes: int = 0
-    """The engine process's part of `rss_bytes`, or 0 without a process."""
+    """Part of `rss_bytes`, or 0 without a process."""
     kernels: dict[str, str] = {}
-    """Table of `ModelInfo.computed_by`; empty until the model is loaded."""
+    """Empty until the model is loaded."""
     placement: DevicePlacement | None = None
     draft_placement: DevicePlacement | None = None
     drafting: tuple[DraftingState, ...] = ()
@@ -132,20 +128,20 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     threads_computing: int = 0
     """Threads of the last step: fewer than `threads` while other processes use the cores."""
     is_throttled: bool = False
-    """A cgroup's quota of CPU time takes cores away."""
+    """A cgroup's quota takes cores away."""
     nodes: dict[str, EngineStatus] = {}
-    """Status by NUMA node, where each has its own engine. All other fields are sums of these."""
+    """Status by NUMA node, where each has its own engine. Other fields are sums of these."""
 
 
 class RequestState(enum.Enum):
     WAITING = "waiting"
-    """The request has no slot because it is new or preempted, or because the engine is restarting."""
+    """New or preempted, or the engine is restarting."""
     RUNNING = "running"
 
 
 class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    """Id of the API call and number of the sequence: `CALL/0`."""
+    """`CALL/0`: id of the API call and number of the sequence."""
     priority: Priority
     state: RequestState
     prompt_tokens: int
@@ -154,16 +150,16 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float
     client: str
     position: int | None
-    """1 is next. None if the request runs, or is not near the head of the queue."""
+    """1 is next. None if running, or not near the head of the queue."""
     first_token_ms: float | None
-    """Estimate from now, if there is a position, until the first token or the first computed input."""
+    """Estimate from now, None without a position."""
     num_inputs: int | None = None
     num_embedded: int = 0
     adapter: str | None = None
 
 
 class ComputedCall(Protocol):
-    """API call that is being computed. Leaving its context cancels its remaining requests."""
+    """Leaving the context cancels the remaining requests."""
 
     @property
     def figures(self) -> Figures: ...
@@ -172,30 +168,29 @@ class ComputedCall(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def fail_in(self, seconds: float, error: ServerError) -> None:
-        """End the call with this error after a delay, unless it has ended by then."""
+    def fail_in(self, seconds: float, error: ServerError) -> None: ...
 
 
 class Generation(ComputedCall, Protocol):
     @property
     def arrived_s(self) -> float:
-        """Monotonic time at which the event that was read last arrived."""
+        """Monotonic time of the last read event."""
 
     async def __aenter__(self) -> Generation: ...
 
     def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """Yield the events until all sequences have ended, or raise the error that the call failed with."""
+        """Yield the events until all sequences end. Raises the call's error."""
 
     def progress(self) -> AsyncIterator[Union[TokenEvent, QueuePlace, ModelLoading]]:
-        """Yield the events and, while the whole call waits, its place in the queue or the progress of the
-        model's loading."""
+        """Yield the events and, while the whole call waits, its queue place or the model's loading
+        progress."""
 
 
 class Embedding(ComputedCall, Protocol):
     async def __aenter__(self) -> Embedding: ...
 
     async def vectors(self) -> bytes:
-        """Return all rows in the format of `Embedded.vectors`. Raises the error that the call failed with."""
+        """Return all rows in the format of `Embedded.vectors`. Raises the call's error."""
 
 
 class Engine(Protocol):
@@ -203,65 +198,60 @@ class Engine(Protocol):
 
     @property
     def info(self) -> ModelInfo | None:
-        """Facts about the model, or None before the first load unless they were known in advance."""
+        """Facts about the model, or None before the first load unless known in advance."""
 
     @property
     def state(self) -> EngineState: ...
 
     @property
-    def is_ending(self) -> bool:
-        """True if the engine drains or has stopped, and begins nothing new."""
+    def is_ending(self) -> bool: ...
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
         """Submit the sequences of one API call. Raises `EngineUnavailable`, `QueueFull`, `AdapterNotFound`,
-        and `InvalidRequest` for more sequences than may ever wait or a wrong kind of model."""
+        `InvalidRequest`."""
 
     def embed(self, request: EmbedRequest) -> Embedding:
-        """Submit the inputs of one API call. Raises `EngineUnavailable`, `QueueFull`, and `InvalidRequest`
-        for an empty or too long input or a wrong kind of model."""
+        """Submit the inputs of one API call. Raises `EngineUnavailable`, `QueueFull`, `InvalidRequest`."""
 
     async def shapes(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
-        """Return the prompt tokens and rows of media of these sizes. Raises `EngineUnavailable`, and
-        `InvalidRequest` for media or sizes that the model does not take."""
+        """Return prompt tokens and rows by media size. Raises `EngineUnavailable`, `InvalidRequest`."""
 
     def cancel(self, name: str) -> bool:
-        """End an API call by its id, or one of its sequences; return False if there is none. Its reader gets
-        `RequestCancelled`."""
+        """End an API call by its id, or one of its sequences, with `RequestCancelled`. Return False if there
+        is none."""
 
     def stop(self, name: str) -> bool:
-        """Finish what `cancel` would end, of this process, as if the model had ended it."""
+        """Finish what `cancel` would end, as if the model had ended it."""
 
     def end_thinking(self, request_id: str, ending: Constraint) -> bool:
-        """End the reasoning of one sequence behind its output so far, with the `closing` tokens of `ending`,
-        its new constraint. Return False if the sequence does not exist or is about to end."""
+        """End one sequence's reasoning with the `closing` tokens of `ending`, its new constraint. Return
+        False if the sequence has ended or is about to."""
 
     def requests(self) -> list[LiveRequest]: ...
 
     def status(self) -> EngineStatus: ...
 
     def kv_stats(self) -> KVStats | None:
-        """Return the last step's statistics, or None before the first one of the present process."""
+        """Return None before the process's first step."""
 
     def show_steps(self, see: SeeStep) -> None:
-        """Send a trace of each step to `see`, the only observer, which must be quick. An engine without
-        traces sends nothing."""
+        """Send a trace of each step to `see`, the only observer, which must be quick."""
 
     def hide_steps(self) -> None: ...
 
     def clear_cache(self) -> None:
-        """Drop the prefix cache but its pinned part, or the cache file of a model that sleeps or has failed.
-        Raises `EngineUnavailable`."""
+        """Drop all but the pinned prefixes, or the cache file of an unloaded model. Raises
+        `EngineUnavailable`."""
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
-        """Return adapters that requests may name, and those that were rejected at the start."""
+        """Return adapters that requests may name, and those rejected at the start."""
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
-        """Load an adapter for new requests; running requests keep an older one of the same name. Raises
-        `AdapterFailed` or `EngineUnavailable`, and then nothing has changed."""
+        """Load an adapter; running requests keep an older one of the same name. Raises `AdapterFailed`,
+        `EngineUnavailable`, and then nothing has changed."""
 
     def unload_adapter(self, name: str) -> bool:
-        """Withhold the adapter from new requests and free it when the running ones end. Return False if there
-        is none of this name."""
+        """Free the adapter when the running requests end. Return False if there is none."""
 
 
 def unavailable(status: EngineStatus) -> EngineUnavailable:

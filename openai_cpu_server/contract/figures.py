@@ -1,8 +1,5 @@
-"""Counts and times of a request, from the engine to usage, log and metrics.
-
-The engine counts per sequence; its client adds up the sequences of a call and the times; the API adds the
-parts of the prompt.
-"""
+"""Counts and times of a request for usage, log and metrics. The engine counts per sequence, its client sums a
+call, and the API adds the prompt's parts."""
 
 from __future__ import annotations
 
@@ -13,37 +10,34 @@ import msgspec
 
 class SequenceFigures(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
-    """Includes those of an end token or a stop string."""
+    """Tokens, also of an end token or a stop string."""
     thought_tokens: int = 0
     forced_tokens: int = 0
-    """Output tokens that the constraint forced; after a crash only those since then."""
+    """Forced by the constraint, counted since the last crash."""
     cached_tokens: int = 0
     preemptions: int = 0
     interruptions: int = 0
-    """Discarded steps."""
     padded_tokens: int = 0
     drafted_tokens: int = 0
-    """After a crash only those since then."""
+    """Counted since the last crash."""
     accepted_tokens: int = 0
 
 
 _OUTCOME = frozenset({"output_tokens", "thought_tokens"})
 NO_WORK = {name: 0 for name in SequenceFigures.__struct_fields__ if name not in _OUTCOME}
-"""Figures, beside those of the output, of an answer from the cache that was not computed."""
 
 
 class Figures(SequenceFigures, frozen=True, kw_only=True):
     """Counts of an API call with all its sequences. Times are in milliseconds, and the parts add up to the
-    latency. A call that embeds has no output, and its prefill is its whole computation."""
+    latency."""
 
     prompt_tokens: int = 0
-    """A prompt counts once for any number of choices."""
+    """Counted once for any number of choices."""
     image_tokens: int = 0
     audio_tokens: int = 0
     audio_s: float = 0.0
     queue_ms: float
-    """Time until the first token or input was in a step; `prefill_ms` is that until the first output
-    token."""
+    """Time until the first token or input was in a step."""
     prefill_ms: float
     generation_ms: float = 0.0
     latency_ms: float
@@ -74,15 +68,14 @@ _TIMES = ("queue_ms", "prefill_ms", "generation_ms", "latency_ms")
 
 class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
-    """Calls and batch rows that were computed, counted when they end."""
+    """Calls and batch rows, counted when they end."""
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     audio_seconds: float = 0.0
     cpu_ms: float = 0.0
-    """CPU time of the engine's steps on all threads."""
     recalled_requests: int = 0
-    """Calls answered from the answer cache, counted in no other field."""
+    """Calls answered from the cache, counted in no other field."""
     recalled_input_tokens: int = 0
     recalled_output_tokens: int = 0
 

@@ -1,5 +1,3 @@
-"""MCP servers as the API sees them: their tools, calls and limits."""
-
 from __future__ import annotations
 
 import enum
@@ -27,7 +25,7 @@ class McpAnswer(msgspec.Struct, frozen=True):
     text: str
     is_error: bool = False
     duration_ms: float | None = None
-    """Unset if no call was made."""
+    """Unset without a call."""
 
 
 class McpServerState(enum.Enum):
@@ -43,28 +41,28 @@ class McpServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: McpServerState
     error: str | None = None
     last_words: tuple[str, ...] = ()
-    """Last lines of a failed command's standard error, which may hold secrets."""
+    """Last lines of standard error, which may hold secrets."""
     tools: tuple[McpTool, ...] | None = None
-    """Tools of the server, or None until they have been listed."""
+    """Unset until the tools have been listed."""
 
 
 class McpLimits(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 10
-    """Generations of one response, after which the model may call no more tools."""
+    """Generations of one response."""
     seconds: float = 60.0
-    """Timeout of a call or a listing, with the start of the server."""
+    """Timeout of a call or a listing, with the server's start."""
     result_bytes: int = 64 * 1024
 
 
 class McpServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
-    """In addition to the variables of all child processes."""
+    """Variables beside those of all child processes."""
     cwd: str | None = None
     url: str = ""
     headers: Mapping[str, str] = {}
     tools: frozenset[str] | None = None
-    """Names of the tools to offer, or None for all."""
+    """Names to offer, or None for all."""
 
 
 class McpUnavailable(Exception):
@@ -82,7 +80,7 @@ class McpServer(Protocol):
         """List the tools, starting the server if necessary. Raises McpUnavailable."""
 
     async def call(self, tool: str, arguments: JsonFields) -> McpAnswer:
-        """A failure is an answer, too. Cancelling the call also cancels it at the server."""
+        """Return failures, too. Cancelling also cancels the call at the server."""
 
     async def close(self) -> None: ...
 
@@ -97,8 +95,7 @@ class McpServers(Protocol):
     def named(self, name: str) -> McpServer: ...
 
     def at_url(self, url: str, headers: Mapping[str, str]) -> McpServer:
-        """Return a server for one request, which closes it. Raises InvalidRequest, with a clause, for a
-        forbidden URL."""
+        """Return a server for one request. Raises InvalidRequest for a forbidden URL."""
 
 
 class McpObserver(Protocol):

@@ -1,9 +1,5 @@
-"""Pictures and sounds (media items) in prompts.
-
-In a prompt an item is the rows that an encoder makes of it, between tokens that the model wants around them.
-Each row has a number outside every vocabulary, derived from the item's digest, so only prompts with the same
-item have the same numbers.
-"""
+"""Pictures and sounds (media items) in prompts, as rows that an encoder makes. Row numbers lie outside every
+vocabulary and derive from the item's digest, so equal numbers mean equal items."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ BLIND = "This model does not take pictures."
 DEAF = "This model does not take sound."
 SAMPLE_BYTES = 4
 _MOST_TIMES = 100
-"""Largest ratio of a picture's sides, because the shorter side of a narrower one would vanish when scaled."""
+"""Largest ratio of a picture's sides, because a narrower one would vanish when scaled."""
 MOST_SOUND_S = 1800
 
 
@@ -66,12 +62,12 @@ class Picture(msgspec.Struct, frozen=True, weakref=True, tag="picture"):
 
 
 class Sound(msgspec.Struct, frozen=True, weakref=True, tag="sound"):
-    """Samples of one channel at the model's sample rate (`ModelInfo.sound_rate`)."""
+    """Samples of one channel at `ModelInfo.sound_rate`."""
 
     kind: ClassVar[str] = "sound"
     size: SoundSize
     content: memoryview
-    """Finite float32 samples, little-endian. Full scale is from -1 to 1, which files of floats may exceed."""
+    """Finite float32 samples, little-endian. Full scale is -1 to 1, which files of floats may exceed."""
     digest: str
 
     @classmethod
@@ -96,13 +92,12 @@ class MediaEmbeddings(msgspec.Struct, frozen=True):
     num_positions: int
     """Fewer than rows if positions have several dimensions."""
     has_one_place: bool = False
-    """True if all rows have the same position, so that no sequence can begin between two of them."""
+    """All rows have the same position, so no sequence can begin between them."""
     is_whole: bool = False
-    """True if each row attends to all of them, so that they are computed in one step."""
+    """Rows attend to all others, so one step computes them."""
 
 
 MediaShape = tuple[Union[tuple[int, ...], MediaEmbeddings], ...]
-"""Tokens and rows of one media item in a prompt, in order."""
 
 
 class MeasuredMedia(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -112,7 +107,7 @@ class MeasuredMedia(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def require_senses(sizes: Iterable[MediaSize], *, sees: bool, hears: bool) -> None:
-    """Check that the model takes these media. Raises InvalidRequest."""
+    """Reject media that the model does not take. Raises InvalidRequest."""
     for size in sizes:
         if not (sees if isinstance(size, PictureSize) else hears):
             raise InvalidRequest(not_taken(size).why_not)
@@ -123,13 +118,11 @@ def not_taken(size: MediaSize) -> MeasuredMedia:
 
 
 class PlaceholderRange(msgspec.Struct, frozen=True):
-    """Rows in a request's prompt from `start` on."""
-
     start: int
     rows: MediaEmbeddings
     item: int
     part: int = 0
-    """Index of the `MediaEmbeddings` in the item's shape."""
+    """Index into the item's shape."""
 
     @property
     def end(self) -> int:
@@ -151,7 +144,7 @@ def row_numbers(digest: str, part: int, num_rows: int) -> tuple[int, ...]:
 
 
 def are_rows(tokens: Sequence[int], media: Sequence[PlaceholderRange], items: Sequence[MediaItem]) -> bool:
-    """Return True if the prompt has the rows of these media in order, with tokens behind the last."""
+    """Check the rows of these media, in order, with tokens behind the last."""
     end = 0
     for placeholder in media:
         if not (

@@ -1,5 +1,4 @@
-"""Messages between the API process and the engine process, and their encoding. Commands go in, events come
-out."""
+"""Messages between the API process and the engine process, and their encoding."""
 
 from __future__ import annotations
 
@@ -36,8 +35,6 @@ AS_SERVED = Experiment()
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the scheduler. The fields have the names of the command line."""
-
     policy: Literal["priority", "fifo", "sjf"] = "priority"
     stream_rate: float = 2.5
     """Minimum tokens per second of an interactive stream while other prompts are computed."""
@@ -48,8 +45,8 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
     batch_floor: float = 0.1
     """Share of slots and time, 0 to 1, reserved for batch work."""
     preempt_threshold_ms: float = 60.0
-    """Longest wait of a new interactive request for batch work. It interrupts a batch step with more time
-    left; beside interactive streams, where it may not, batch work makes no step longer."""
+    """Longest wait of a new interactive request for batch work. It interrupts a longer batch step; beside
+    interactive streams batch work makes no step longer."""
 
     @property
     def pace_ms(self) -> float:
@@ -57,7 +54,7 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batch_beside_ms(self) -> float:
-        """Longest step for the sake of batch work beside interactive work."""
+        """Longest step for batch work beside interactive work."""
         return min(self.preempt_threshold_ms, self.pace_ms)
 
     def without_interruption(self) -> Scheduling:
@@ -69,7 +66,6 @@ BY_DEFAULT = Scheduling()
 
 
 _LAST_SYNC_S = 10.0
-"""Timeout of the final fsync on a slow disk."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,23 +74,22 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Cells of the KV pool. None: as many as fit into half of the memory left, at most 16,384."""
     max_seqs: int = 64
     threads: int | None = None
-    """Number of threads, or None for one per physical core that this process may use."""
+    """Number, or None for one per physical core that this process may use."""
     threads_batch: int | None = None
-    """Threads for steps of more than one token, or None for `threads`."""
+    """Threads for steps of several tokens. None: as `threads`."""
     kv_type: str = "f16"
     repack: bool | None = None
-    """Repack weights for this CPU. None: if a measurement, stored in `cost_dir`, shows that it is faster."""
+    """Repack weights for this CPU. None: if a measurement in `cost_dir` favours it."""
     reads_weights: bool = False
-    """Copy the weights into private memory, in huge pages if possible, instead of mapping the file."""
+    """Copy the weights into private memory, in huge pages if possible."""
     flash_attention: bool = True
     """False is slower with a long context, and impossible with a quantised KV type."""
     kernels: Literal["auto", "invariant", "fast", "off"] = "auto"
-    """invariant: our kernels replace ggml's where they passed their tests. auto: also AMX tiles. fast: also
-    16-bit attention. The results of these two depend on the number of rows."""
+    """invariant: our kernels, where tests passed. auto: also AMX tiles; fast: also 16-bit attention; their
+    results depend on the number of rows."""
     offload: Offload = ON_CPU
     draft_offload: Offload = ON_CPU
     prefill_tokens: int = 512
-    """Maximum tokens of a step."""
     scheduling: Scheduling = BY_DEFAULT
     experiment: Experiment = AS_SERVED
     speculation: Literal["auto", "off"] = "auto"
@@ -102,32 +97,31 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     draft_model_path: str | None = None
     """Small model with the same vocabulary, or a file with a prediction head."""
     head: Literal["auto", "own", "none"] = "auto"
-    """auto: the prediction head of the model's file, or of `draft_model_path`, if it can be used. own: it
-    must be usable. none: only that of `draft_model_path`, if it is a file of a head alone."""
+    """auto: use a prediction head if possible. own: require it; none: use only a `draft_model_path` that is a
+    head alone."""
     projector_path: str | None = None
     adapters: tuple[Adapter, ...] = ()
-    """Loaded at the start. A broken one is rejected without affecting the others."""
+    """Loaded at the start; a broken one is rejected."""
     cache_bytes: int = 0
     cache_file: str | None = None
     cache_file_limit: CacheFileLimit | None = None
-    """Limit of the cache file, or None to write the whole cache however long that takes."""
+    """Limit, or None to write the whole cache however long that takes."""
     pinned_prompts: tuple[tuple[int, ...], ...] = ()
-    """Prompts computed at the start and never evicted from the prefix cache."""
+    """Computed at the start and never evicted."""
     pinned_namespace: str = ""
     cost_dir: str | None = None
     """Folder for measurements, or None to make none."""
     calibrate: Literal["idle", "start", "never"] = "idle"
-    """Time at which step costs are measured unless a previous start stored them. start: before the engine is
-    ready; idle: while it has no work. Without a measurement an estimate is refined while serving."""
+    """Time of measuring step costs, unless they are stored. Without a measurement an estimate is refined
+    while serving."""
 
     shares_cores: bool = False
-    """This engine computes only while it holds the turn. If False, no message about turns is sent."""
+    """Compute only while holding the turn. If False, no message about turns is sent."""
     sandbox: Literal["auto", "off"] = "auto"
-    """auto: the process drops unneeded privileges as far as the kernel can."""
+    """auto: drop privileges as far as the kernel can."""
     adapter_folders: tuple[str, ...] = ()
-    """Folders of the adapters that may be loaded later."""
     reports_forecast: bool = False
-    """Send forecasts and names of prefixes, by which a router chooses between several engines."""
+    """Send forecasts and prefix names for a router."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
@@ -135,7 +129,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.offload.wants_device or self.draft_offload.wants_device
 
     def on_cpu_alone(self, why: str) -> EngineOptions:
-        """Return options without devices. `why`: a clause."""
         given_up = Offload(given_up=why)
         return msgspec.structs.replace(
             self,
@@ -155,8 +148,7 @@ class StartEngine(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """A request, with its previous output if this engine replaces one that died. It takes the place of a live
-    request of the same id, which ends as cancelled."""
+    """A request, with its output so far after a crash. It replaces a live request of the same id."""
 
     request: Union[GenerationRequest, EmbedRequest]
     output: tuple[int, ...] = ()
@@ -173,11 +165,11 @@ class FinishReason(enum.Enum):
 class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
     id: str
     reason: FinishReason = FinishReason.CANCELLED
-    """`STOP`: the client still reads, and gets all output as if the model had ended it."""
+    """`STOP`: the client gets all output as if the model had ended it."""
 
 
 class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
-    """Drop the prefix cache but its pinned part."""
+    pass
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
@@ -187,7 +179,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
-    """Free an adapter when no request uses it. New requests may not name it."""
+    """Free an adapter when no request uses it."""
 
     key: str
 
@@ -200,27 +192,26 @@ class GrantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
     """Permission to compute until the engine sends `TurnBack`."""
 
     limit_ms: float | None = None
-    """Time after which the engine returns the turn at the end of the current step, where 0 is one step. None:
-    it keeps the turn until it is recalled or has no work."""
+    """Time after which the turn ends with a step; 0: one step. None: it lasts until recalled or idle."""
     beside_interactive: bool = False
-    """Interactive work of another engine waits, so steps are as short as beside own interactive work."""
+    """Interactive work of another engine waits, so steps are short."""
 
 
 class Sharing(NamedTuple):
     beside_interactive: bool = False
     slowdown: float = 1.0
-    """Recent factor by which steps take longer because other engines compute."""
+    """Recent factor by which other engines lengthen steps."""
 
 
 ALONE = Sharing()
 
 
 class ShortenTurn(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
-    """New limit of the engine's turn, ignored if the turn has been returned in the meantime."""
+    """Ignored if the turn has been returned in the meantime."""
 
     after_ms: float = 0.0
     interrupts: bool = False
-    """A new interactive request waits elsewhere. A step of batch work with much time left is discarded."""
+    """A new interactive request waits elsewhere, which discards a long batch step."""
 
 
 class ShowSteps(msgspec.Struct, frozen=True, tag="show_steps"): ...
@@ -249,9 +240,8 @@ class Finish(SequenceFigures, frozen=True, kw_only=True):
     stop_string: str | None = None
     error: str | None = None
     is_own_fault: bool = False
-    """The error is the grammar's, so it returns wherever the request is sent."""
+    """The grammar's error, which returns wherever the request is sent."""
     is_loop: bool = False
-    """The output repeats itself without an end."""
 
     @property
     def is_good(self) -> bool:
@@ -261,40 +251,35 @@ class Finish(SequenceFigures, frozen=True, kw_only=True):
 class PromptProgress(msgspec.Struct, frozen=True):
     total: int
     cached: int
-    """Tokens that need not be computed; 0 while unknown."""
+    """0 while unknown."""
     processed: int
-    """Computed tokens, with the cached ones."""
+    """Tokens, also cached ones."""
     left_ms: float | None = None
     place: int | None = None
-    """Place in the queue, where 1 is next, or None while the prompt is computed."""
+    """1 is next. None while the prompt is computed."""
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Output of one request in a step, in one part of the output. Text is released in whole tokens.
-
-    `tokens` are those whose text is released. Text that is held back (half a character, the beginning of a
-    stop string) comes with a later event, or never. A step from reasoning to answer makes an event for each;
-    the first has the tokens. Text that may be a mark is held back without its tokens.
-    """
+    """Text of one output part that a step released, in whole tokens. Held-back text comes with a later event,
+    and text that may be a mark loses its tokens."""
 
     id: str
     tokens: tuple[int, ...] = ()
     text: str = ""
     part: OutputPart = OutputPart.ANSWER
     answer_start: int | None = 0
-    """Number of output tokens before the answer's first one. None while unknown; it is known at the end."""
+    """Number of output tokens before the answer's first one. None while unknown; known at the end."""
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     progress: PromptProgress | None = None
-    """Progress of the prompt before the first token, if requested. The event has no other content."""
+    """Progress in events before the first token, if requested."""
     finish: Finish | None = None
-    """Set on the request's last event only."""
 
 
 class LoadingPhase(enum.Enum):
     WEIGHTS = "weights"
     COSTS = "costs"
-    """Steps are timed, if that is wanted before the engine is ready."""
+    """Reported if steps are timed before the engine is ready."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -311,13 +296,13 @@ class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
 
 
 class LoadingAdapter(msgspec.Struct, frozen=True, tag="loading_adapter"):
-    """Adapter that is tried now, which is to blame if the process dies."""
+    """Adapter that is to blame if the process dies now."""
 
     key: str
 
 
 class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter_loaded"):
-    """Requests may name the adapter from now on. Adapters of the start are reported before `Ready`."""
+    """Adapters of the start are reported before `Ready`."""
 
     adapter: LoadedAdapter
 
@@ -332,23 +317,23 @@ class MediaMeasured(msgspec.Struct, frozen=True, tag="media_measured"):
 
 
 class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
-    """Requests of the step that now runs, and its expected duration. Sent only if that has changed."""
+    """Announcement of a step, sent only if it has changed."""
 
     ids: tuple[str, ...]
-    """Computed requests, and those with a slot whose grammars and samplers are prepared meanwhile."""
+    """Requests, also those whose grammars are prepared meanwhile."""
     expected_ms: float = 0.0
     """Rounded up to a power of two; 0: at most 128."""
 
 
 class Handling(msgspec.Struct, frozen=True, tag="handling"):
-    """A request is being handled outside of steps, where native code may kill the process."""
+    """A request outside of steps, where native code may kill the process."""
 
     id: str | None
-    """Request, or None when that is over."""
+    """Request, or None afterwards."""
 
 
 class KVStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Both tiers of KV memory, and their savings since the start."""
+    """Both tiers of KV memory, with savings since the start."""
 
     block_tokens: int
     pool_blocks: int
@@ -371,13 +356,13 @@ class KVStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftingState(msgspec.Struct, frozen=True, kw_only=True):
-    """Decision about the drafts of a model or a head, by measured gains."""
+    """Decision by measured gains."""
 
     sequences: int
-    """Smallest number of running sequences that it holds for; it ends before twice as many."""
+    """Smallest number of running sequences, up to below twice as many."""
     drafts: bool
     why: str
-    """Reason of the present pause, or ""."""
+    """Empty if drafts are not paused."""
     gain: float
     """Speed with drafts relative to that without."""
 
@@ -388,15 +373,15 @@ class DraftingState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Counts and times of a step. Times are those of the backend's work."""
+    """Counts and times of the backend's work in a step."""
 
     sequences: int
     tokens: int
-    """With drafts but without padding; 0 if the step only moved cells."""
+    """Tokens with drafts, but without padding; 0 if the step only moved cells."""
     padding: int = 0
     sampled: int = 0
     forced: int = 0
-    """Output tokens without an alternative under their constraints, found since the previous figures."""
+    """Output tokens without an alternative, since the previous figures."""
     drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
@@ -404,26 +389,26 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     elapsed_ms: float
     encoding_ms: float = 0.0
     encodes: str = ""
-    """Kind of the encoded media item, `picture` or `sound`, or ""."""
+    """`picture`, `sound` or ""."""
     encoded: int = 0
-    """Media items, or parts of one, whose rows were completed."""
+    """Media items, or parts of one, that were completed."""
     threads: int = 0
     is_throttled: bool = False
     is_interrupted: bool = False
     spent_ms: dict[str, float] = {}
-    """CPU time of all threads by client label, divided by tokens. A discarded step costs no client any."""
+    """CPU time of all threads by client label. A discarded step counts 0."""
 
 
 class StepDone(msgspec.Struct, frozen=True, omit_defaults=True, tag="step_done"):
     events: tuple[TokenEvent, ...]
     kv: KVStats | None
-    """Unset if the model has no KV cells."""
+    """Unset without KV cells."""
     figures: StepFigures | None = None
     drafting: tuple[DraftingState, ...] | None = None
-    """Unset if nothing has changed."""
+    """Unset without a change."""
     embedded: tuple[Embedded, ...] = ()
     forecast: Forecast | None = None
-    """Sent a few times a second, if the options want it."""
+    """Sent a few times a second if wanted."""
     prefixes: PrefixNews | None = None
     shown: StepTrace | None = None
 
@@ -436,7 +421,7 @@ class QueuePlace(msgspec.Struct, frozen=True):
 
 
 class ModelLoading(msgspec.Struct, frozen=True):
-    """Loaded share, 0 to 1, of the model that a request waits for."""
+    """Share, 0 to 1, of a model that is loaded."""
 
     fraction: float
 
@@ -446,11 +431,11 @@ class QueueState(msgspec.Struct, frozen=True, tag="queue_state"):
 
     places: tuple[QueuePlace, ...]
     preempted: tuple[str, ...] = ()
-    """Requests that have run before and wait again, also behind the head."""
+    """Requests that have run before, also behind the head."""
 
 
 class EngineWants(msgspec.Struct, frozen=True, kw_only=True, tag="wants"):
-    """Work of an engine that shares its cores. Sent when that changes."""
+    """Sent when the work changes."""
 
     work: Priority | None = None
     is_loading: bool = False
@@ -485,7 +470,7 @@ def framed(payload: bytes) -> bytes:
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """Return the next message without its length, or None at the end of the stream."""
+    """Return None at the end of the stream."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -495,16 +480,16 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 class MediaPart(msgspec.Struct, frozen=True, tag="media_part"):
-    """Next bytes of a media item. The request follows the parts, with empty content in its items."""
+    """Next bytes of a media item. The request follows, with empty content in its items."""
 
     digest: str
     data: memoryview
     is_first: bool
-    """Parts of a request that could not be sent are dropped by the first part of the next one."""
+    """The first part of a request drops parts of one that could not be sent."""
 
 
 Sent = Union[Command, MediaPart]
-"""Messages to an engine. Each is small enough to encode without delaying an event loop."""
+"""Small enough to encode without delaying an event loop."""
 
 
 def in_parts(command: Command) -> Iterator[Sent]:
@@ -520,8 +505,6 @@ def in_parts(command: Command) -> Iterator[Sent]:
 
 
 class PartJoiner:
-    """Inverse of `in_parts`."""
-
     def __init__(self) -> None:
         self._parts: defaultdict[str, list[memoryview]] = defaultdict(list)
 
@@ -551,4 +534,4 @@ def frame(message: Sent | Event) -> bytes:
 
 read_command: Callable[[bytes], Sent] = msgspec.msgpack.Decoder(Sent).decode
 read_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
-"""Decoders of one message; both raise `msgspec.DecodeError`."""
+"""Both raise `msgspec.DecodeError`."""

@@ -13,18 +13,18 @@ from openai_cpu_server.contract.offload import DevicePlacement
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
-    """A file with other content is another adapter, even under the same name."""
+    """Adapter, identified by its content."""
 
     name: str
     path: str
     digest: str
-    """SHA-256 of the file in hex, which the engine checks."""
+    """SHA-256 in hex, which the engine checks."""
     scale: float = 1.0
     """Factor of the adapter's own scale (alpha / rank)."""
 
     @property
     def key(self) -> str:
-        """Identity in the engine and its caches: equal only for equal names, contents and scales."""
+        """Equal only for equal names, contents and scales."""
         return f"{self.name}@{self.digest[:32]}@{self.scale!r}"
 
 
@@ -57,18 +57,16 @@ TILE_TOKENS = 16
 
 
 class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost model of a step: a table over its tokens, plus a cost for the KV cells that they attend to. A
-    token attends to the cells of its own sequence before it."""
+    """Costs of a step: a table over its tokens, plus a cost for the cells that they attend to."""
 
     step_ms: tuple[tuple[int, float], ...]
     """Points of a staircase (tokens, milliseconds) without attention, ascending by tokens."""
     attended_ms: float
     state_ms: float = 0.0
-    """Milliseconds for each state that a pass over the weights reads and writes."""
+    """Time for each state that a pass reads and writes."""
 
 
 def attended_pairs(start: int, num_tokens: int) -> int:
-    """Count the pairs of a token and a cell before it."""
     return num_tokens * start + num_tokens * (num_tokens - 1) // 2
 
 
@@ -80,7 +78,7 @@ class ModelKind(enum.Enum):
 
 class KernelState(msgspec.Struct, frozen=True, kw_only=True):
     instruction_set: str | None = None
-    """Name such as `avx512vnni`, or None if it is off."""
+    """Name such as `avx512vnni`, or None if off."""
     why_off: str = ""
 
     @classmethod
@@ -99,11 +97,10 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     attention: KernelState = KernelState.off("not asked for")
     products: KernelState = KernelState.off("not asked for")
     recurrent: KernelState = KernelState.off("not asked for")
-    """Layers with a state for each sequence: delta nets, scans, short convolutions."""
+    """Delta nets, scans, short convolutions."""
     elementwise: KernelState = KernelState.off("not asked for")
-    """Small operations between the products of experts."""
     tiles: KernelState = KernelState.off("not asked for")
-    """Products with many rows, by AMX, as are the other tiles."""
+    """Products of many rows, by AMX."""
     attention_tiles: KernelState = KernelState.off("not asked for")
     recurrent_tiles: KernelState = KernelState.off("not asked for")
 
@@ -125,13 +122,12 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 
 class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
     repacked: bool = False
-    """ggml rearranged the weights for this CPU, as far as it can."""
     repacked_cost: float | None = None
-    """Time of products with repacked weights relative to the time without, or None if not measured."""
+    """Relative time of products with repacked weights, or None if not measured."""
     left_to_ggml: tuple[str, ...] = ()
-    """Weight types that lie as in the file and that ggml multiplies faster than we do."""
+    """Weight types that ggml multiplies faster."""
     tile_rows: tuple[tuple[str, int | None], ...] = ()
-    """Rows from which tiles multiply a weight type faster, or None for never, by measured type."""
+    """Rows from which tiles multiply a weight type faster, or None for never."""
 
     def __str__(self) -> str:
         facts = ["repacked" if self.repacked else "as in the file"]
@@ -166,14 +162,14 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     end_tokens: frozenset[int]
     state_bytes: int = 0
-    """Bytes of each sequence's state beside its KV cells, in recurrent and hybrid memories, or 0. A sequence
-    with a state can begin only where another one's was saved or stands now."""
+    """Bytes of each sequence's state, or 0. A sequence can begin only where a state is saved or stands
+    now."""
     max_draft: int | None = None
-    """Maximum tokens that can be taken back at a sequence's end, or None for any number."""
+    """Tokens that can be taken back, or None for any number."""
     draft_cost: float | None = None
-    """Approximate cost of a drafted token relative to this model's, or None without a source of drafts."""
+    """Relative cost of a drafted token, or None without a source of drafts."""
     draft_head: str | None = None
-    """Kind of the prediction head that drafts: single, chained or shared; None without one."""
+    """single, chained or shared; None without one."""
     draft_most: int | None = None
 
     kernels: Kernels = Kernels()
@@ -184,12 +180,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     adapters: tuple[LoadedAdapter, ...] = ()
     kind: ModelKind = ModelKind.GENERATES
     embedding_size: int = 0
-    """Numbers in a vector, or a reranker's scores of one pair; 0 for a model that generates text."""
+    """Numbers in a vector or scores of a pair; 0 for a model that generates text."""
     labels: tuple[str, ...] = ()
     max_input_tokens: int = 0
     sees: bool = False
     sound_rate: int = 0
-    """Samples per second of the sound that the projector takes, or 0."""
+    """Samples per second that the projector takes, or 0."""
 
     @property
     def hears(self) -> bool:
@@ -201,12 +197,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state_tokens(self) -> int:
-        """Number of tokens whose cells are as large as a state; without cells, of cells of a common size."""
+        """Tokens whose cells are as large as a state; without cells, of a common size."""
         return -(-self.state_bytes // (self.kv_bytes_per_token or _COMMON_CELL_BYTES))
 
     @property
     def context_limit(self) -> int:
-        """Maximum tokens of one request with its output, or of one input where texts are embedded."""
+        """Maximum tokens of a request with its output, or of an input to embed."""
         if self.kind is not ModelKind.GENERATES:
             return self.max_input_tokens
         return min(self.context_trained, self.kv_tokens)
@@ -221,7 +217,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return table
 
     def drafts_by(self, states: Iterable[object]) -> dict[str, str]:
-        """Return what drafts beside prompt lookup, with the decisions about it."""
+        """Return the sources of drafts beside prompt lookup."""
         if self.draft_cost is None:
             return {}
         source = "a draft model" if self.draft_head is None else f"a prediction head ({self.draft_head})"
@@ -251,16 +247,16 @@ class ThreadControl(Protocol):
     def use(self, count: int) -> None: ...
 
     def waits_s(self) -> Mapping[int, float]:
-        """Seconds so far that each thread was ready without a core, or {} if the system has no count."""
+        """Time by thread without a core, or {} without a count."""
 
     def idle_s(self) -> float: ...
 
     def throttled_s(self) -> float:
-        """Seconds so far that all threads stood still because a quota of CPU time was exhausted."""
+        """Time in which a quota stopped all threads."""
 
 
 class NativeModel(Protocol):
-    """Owner of a model and its memory. Other threads may call only `interrupt` and `measure`."""
+    """Other threads may call only `interrupt` and `measure`."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -269,11 +265,10 @@ class NativeModel(Protocol):
     def threads(self) -> ThreadControl: ...
 
     def warm_up(self) -> bool:
-        """Use every part once before the first step. Return False if `interrupt` ended it before."""
+        """Use every part once. Return False if interrupted."""
 
     def interrupt(self) -> None:
-        """Make the running or else the next `warm_up` or step return early as `interrupted`, if it may be
-        interrupted."""
+        """Make the running or else the next `warm_up` or step return early."""
 
     def measure(self, size: MediaSize) -> MeasuredMedia: ...
 
@@ -289,7 +284,7 @@ class FimTokens(msgspec.Struct, frozen=True):
 
 
 class SequenceMarks(msgspec.Struct, frozen=True):
-    """Control tokens around a text, and between a query and a text for a cross-encoder."""
+    """Control tokens around a text, and between query and text."""
 
     begin: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
@@ -297,7 +292,7 @@ class SequenceMarks(msgspec.Struct, frozen=True):
 
 
 class ControlToken(msgspec.Struct, frozen=True):
-    """A token that stands for no text. Its spelling in a text becomes the token only if that is requested."""
+    """Token whose spelling counts as text unless requested otherwise."""
 
     text: str
     strips_before: bool = False
@@ -322,7 +317,7 @@ class Tokenizer(Protocol):
 
     @property
     def adds_bos(self) -> bool:
-        """True if `encode(..., add_special=True)` puts `bos` first."""
+        """`encode(..., add_special=True)` puts `bos` first."""
 
     @property
     def fim(self) -> FimTokens | None: ...
@@ -332,17 +327,17 @@ class Tokenizer(Protocol):
         """`begin` and `end` are those that `encode(..., add_special=True)` adds."""
 
     def least_tokens(self, text: str) -> int:
-        """Lower bound of a text's tokens without tokenizing it; 0 if nothing is known."""
+        """Lower bound without tokenizing, or 0."""
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """`parse_special` turns control tokens that are written in the text (`<|im_end|>`) into tokens."""
+        """`parse_special` turns written control tokens (`<|im_end|>`) into tokens."""
 
     def encode_all(
         self, texts: Sequence[str], *, add_special: bool, parse_special: bool
     ) -> list[list[int]]: ...
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes of a token, or b"" for control tokens unless `special`."""
+        """Return the bytes, empty for control tokens unless `special`."""
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Return the text of tokens, with U+FFFD for bytes that are not UTF-8."""
+        """Return the text, with U+FFFD for bytes that are not UTF-8."""

@@ -1,4 +1,4 @@
-"""Wanted and actual placement of a model's parts on a device beside the CPU, such as a GPU."""
+"""Placement of a model's parts on a device beside the CPU, such as a GPU."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Literal, Union
 import msgspec
 
 ALL_LAYERS = 1 << 16
-"""A number larger than any model's layers."""
 CPU = "CPU"
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True):
-    """Wanted placement. By default everything stays on the CPU."""
+    """Placement, by default on the CPU."""
 
     gpu_layers: Union[int, Literal["auto", "all"]] = 0
     """Last layers on the device, with the output; auto: the fastest split that fits."""
@@ -21,7 +20,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True):
     tensor_place: tuple[tuple[str, str], ...] = ()
     """Pairs of a regular expression for tensor names and a device or `CPU`, before all other options."""
     kv_on_gpu: Union[bool, None] = None
-    """True: KV cells and states are with their layer. False: on the CPU. None: as `auto` finds faster."""
+    """True: KV cells and states are with their layer; False: on the CPU. None: as `auto` finds faster."""
     device: Union[str, None] = None
     """Name such as `Vulkan0`, or None for the first device that computes."""
     given_up: Union[str, None] = None
@@ -47,7 +46,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 class DevicePlacement(msgspec.Struct, frozen=True, kw_only=True):
     device: Union[Device, None]
-    """Device with its free memory from before, or None if the wanted device does not exist."""
+    """Device, or None if the wanted one does not exist."""
     layers: int = 0
     """0 if the CPU computes everything; `why` has the reason."""
     num_layers: int = 0
@@ -56,7 +55,6 @@ class DevicePlacement(msgspec.Struct, frozen=True, kw_only=True):
     cells_bytes: int = 0
     compute_bytes: int = 0
     cells_on_cpu: bool = False
-    """KV cells, states and attention are on the CPU."""
     why: Union[str, None] = None
 
     @classmethod
@@ -65,8 +63,7 @@ class DevicePlacement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def computes_in_one_go(self) -> bool:
-        """True if most of a step cannot be interrupted. A device does not stop, and the CPU stops between two
-        operations of the layers whose experts or cells it holds."""
+        """True if most of a step cannot be interrupted: a device does not stop between operations."""
         alone = 0 if self.cells_on_cpu else self.layers - self.cpu_expert_layers
         return 2 * alone > self.num_layers
 
@@ -76,7 +73,7 @@ class DevicePlacement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def split(self) -> str | None:
-        """Description of what is on the device, without sizes, or None if the CPU computes everything."""
+        """Description of the device's part, or None if the CPU computes everything."""
         if self.device is None or not (self.layers or self.weights_bytes):
             return None
         parts = [f"{self.layers} of {self.num_layers} layers on {self.device.name}"]

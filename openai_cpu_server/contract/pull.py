@@ -1,5 +1,3 @@
-"""Progress of a model's download."""
-
 from __future__ import annotations
 
 import msgspec

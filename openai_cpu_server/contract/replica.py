@@ -1,5 +1,4 @@
-"""Names of computed prefixes that are equal on every machine, the namespaces that share them, and an engine's
-forecast, for routers."""
+"""Names of computed prefixes, equal on every machine, and an engine's forecast, for routers."""
 
 from __future__ import annotations
 
@@ -13,14 +12,13 @@ import msgspec
 from openai_cpu_server.contract.model_info import attended_pairs
 
 BLOCK_TOKENS = 64
-"""Tokens of a whole block of the prefix cache, a multiple of the pool's blocks."""
+"""Block of the prefix cache, a multiple of the pool's blocks."""
 _HASH_BYTES = 8
 """Among a million blocks two have the same name once in 37 million times. That is harmless, because the
 replica compares tokens."""
 
 
 def root_hash(namespace: str) -> int:
-    """Return the name of the empty prefix of `GenerationRequest.cells_namespace`."""
     return _hashed(namespace.encode())
 
 
@@ -29,7 +27,7 @@ def block_hash(parent: int, tokens: Sequence[int]) -> int:
 
 
 def block_hashes(tokens: Sequence[int], namespace: str) -> tuple[int, ...]:
-    """Return the names of all prefixes of `tokens` in whole blocks, from the shortest to the longest."""
+    """Return the names of all prefixes in whole blocks, shortest first."""
     data = array("Q", tokens)
     size = BLOCK_TOKENS * data.itemsize
     content, last = data.tobytes(), root_hash(namespace)
@@ -61,18 +59,17 @@ class ByPriority(NamedTuple):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's estimates for new requests. Times are in milliseconds."""
+    """Estimates for new requests. Times are in milliseconds."""
 
     wait_ms: ByPriority = ByPriority()
-    """Time until a slot is free and the prompts before a new one are computed."""
+    """Time until a slot is free and earlier prompts are computed."""
     token_ms: float
-    """Time for each uncached prompt token beside the running requests."""
+    """Time for each uncached prompt token."""
     attended_ms: float = 0.0
     stream_ms: tuple[float, ...] = ()
-    """Inter-token latency while 1, 2, 4, 8 and so on sequences run with present contexts."""
+    """Inter-token latency while 1, 2, 4, 8 and so on sequences run."""
     work_ms: ByPriority = ByPriority()
-    """Computation since the start of the process, as if each step had been full. Its increase per second is
-    the used share of the engine."""
+    """Computation so far at full steps, whose increase per second is the used share."""
     num_live: ByPriority = ByPriority()
 
     def reading_ms(self, num_cached: int, num_tokens: int) -> float:
@@ -80,7 +77,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         return self.token_ms * num_read + self.attended_ms * attended_pairs(num_cached, num_read)
 
     def step_ms(self, num_running: int) -> float:
-        """Return the inter-token latency, or 0 if no sequence runs or nothing is known."""
+        """Return the inter-token latency, or 0 if nothing is known."""
         if num_running < 1 or not self.stream_ms:
             return 0.0
         place = min(num_running.bit_length() - 1, len(self.stream_ms) - 2)
@@ -89,8 +86,6 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixNews(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of added and removed blocks since the last message."""
-
     saved: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
 

@@ -1,10 +1,5 @@
-"""A generation request as the engine sees it: tokens, resolved parameters and their bounds, and the marks of
-its output's parts.
-
-Bounds keep values, and results computed from them, within native float32 or int32: a penalty of 1e-300 would
-become 0 there, and a divisor. Only the engine looks for the marks, to label text and to decide which tokens
-are allowed. Both follow the output with `ReasoningTracker`, so that they agree.
-"""
+"""A generation request as the engine sees it. Bounds keep values, and results computed from them, within
+float32 or int32: a penalty of 1e-300 would become a divisor of 0."""
 
 from __future__ import annotations
 
@@ -40,7 +35,7 @@ class WholeBounds(NamedTuple):
 
 
 SMALLEST = 1e-6
-"""Smaller absolute values count as 0, because they have no effect or do not fit into float32."""
+"""Smaller absolute values count as 0, because they do not fit into float32 or have no effect."""
 COLDEST = 1e-5
 """Lower temperatures are greedy, as in vLLM."""
 
@@ -61,11 +56,8 @@ _LONGEST_CHARACTER = 4
 
 
 class OutputPart(enum.Enum):
-    """Part of an output that a text belongs to. Reasoning never follows the answer.
-
-    Tool calls are part of the answer, because the API reads their formats. So is reasoning in formats with
-    channels, where it also stands between calls.
-    """
+    """Reasoning never follows the answer, except in formats with channels. There it is part of the answer, as
+    tool calls always are, because the API reads these formats."""
 
     THINKING = "thinking"
     ANSWER = "answer"
@@ -75,37 +67,35 @@ class OutputMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Marks between the parts of one output. Marks, and white space around them, belong to no part."""
 
     begin: str = ""
-    """Mark with which reasoning may begin, or "" if the prompt has opened it."""
+    """Empty if the prompt has opened the reasoning."""
     end: str = ""
-    """Mark behind the reasoning, or "" if the prompt has closed it."""
+    """Empty if the prompt has closed the reasoning."""
     answer_begin: str = ""
     answer_alone: str = ""
-    """Mark of an answer without reasoning."""
     answer_end: str = ""
     has_channels: bool = False
     """Text is passed on unchanged for a reader of channels; only tokens are attributed to parts."""
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Marks of the reasoning in one output. They name control tokens as the vocabulary does."""
+    """Marks of the reasoning, which name control tokens as the vocabulary does."""
 
     end: str
     begin: str = ""
     opening: tuple[int, ...] = ()
     """Tokens that spell `begin` and must begin the output; () if it may begin otherwise."""
     shown_behind: str = ""
-    """Mark before the text for the user, where messages have headers. "": directly behind the reasoning."""
+    """Mark before the text for the user, in formats with headers. "": directly behind the reasoning."""
     budget: int | None = None
-    """Maximum tokens of the reasoning without marks, or None. A begun character is finished first."""
+    """Maximum tokens without marks, or None. A begun character is finished first."""
     ends_at: int | None = None
     """Number of output tokens at which the reasoning ends on request, or None."""
     closing: tuple[int, ...] = ()
-    """Tokens that end the reasoning: they spell `end`, possibly behind closing words."""
+    """Tokens that spell `end`, possibly behind closing words."""
 
 
 class ReasoningTracker:
-    """Tracker of an output from its first token to the end of its reasoning. Its state depends on the tokens
-    alone; a shallow copy is independent."""
+    """Tracker whose state depends on the tokens alone; a shallow copy is independent."""
 
     def __init__(
         self, begin: str, end: str, *, budget: int | None = None, ends_at: int | None = None
@@ -116,18 +106,16 @@ class ReasoningTracker:
         self._ends_at = ends_at
         self._is_inside = not self._begin
         self._tail = b""
-        """Possible beginning of the next mark or of a character."""
         self._num_read = 0
         self._num_inside = 0
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the reasoning so far with their marks, or 0 before it begins."""
+        """Tokens so far with their marks, or 0 before the reasoning begins."""
         return self._num_read if self._is_inside else 0
 
     @property
     def is_used_up(self) -> bool:
-        """True if the reasoning is to end, so that `closing` must follow."""
         if not self._is_inside:
             return False
         by_budget = -1 if self._budget is None else self._num_inside - self._budget
@@ -138,8 +126,7 @@ class ReasoningTracker:
         return num_over >= _LONGEST_CHARACTER - 1 or not _ends_within_character(self._tail)
 
     def read(self, piece: bytes) -> bytes | None:
-        """Read the next token's bytes; return None until the answer begins, then its first bytes. Nothing can
-        be read afterwards."""
+        """Return None until the answer begins, then its first bytes. Nothing can be read afterwards."""
         self._num_read += 1
         if self._is_inside:
             self._num_inside += 1
@@ -175,7 +162,7 @@ def _ends_within_character(text: bytes) -> bool:
 
 
 class Priority(enum.IntEnum):
-    """Scheduling class. The smaller value goes first."""
+    """The smaller value goes first."""
 
     INTERACTIVE = 0
     BATCH = 1
@@ -186,14 +173,13 @@ class Priority(enum.IntEnum):
 
 
 class DryPenalty(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Penalty of a token that continues a repetition (DRY, as in llama.cpp): `multiplier` * `base` ** (n -
-    `allowed_length`) behind n repeated tokens."""
+    """DRY of llama.cpp: `multiplier` * `base` ** (n - `allowed_length`) behind n repeated tokens."""
 
     multiplier: float
     base: float = 1.75
     allowed_length: int = 2
     last_n: int | None = None
-    """Number of last tokens to search, with the prompt, or None for all."""
+    """Last tokens to search, with the prompt. None: all."""
     breakers: tuple[str, ...] = ("\n", ":", '"', "*")
 
     @property
@@ -204,7 +190,7 @@ class DryPenalty(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Parameters for choosing the next token. The defaults leave the model's distribution unchanged."""
+    """The defaults leave the model's distribution unchanged."""
 
     seed: int
     """Every draw comes from a generator positioned by (seed, output position)."""
@@ -218,23 +204,23 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Divisor of the logits of the last `repeat_last_n` tokens, with the prompt (llama.cpp's)."""
     repeat_last_n: int = 64
     presence_penalty: float = 0.0
-    """Subtracted once from the logit of every token in the output so far (OpenAI's)."""
+    """Subtracted once from the logit of every token in the output (OpenAI's)."""
     frequency_penalty: float = 0.0
-    """Subtracted for each occurrence of a token in the output so far (OpenAI's)."""
+    """Subtracted for each occurrence in the output (OpenAI's)."""
     logit_bias: dict[int, float] = {}
     top_n_sigma: float = 0.0
-    """Maximum standard deviations of a logit below the largest, or 0 for no limit."""
+    """Maximum standard deviations below the largest logit, or 0 for no limit."""
     xtc_probability: float = 0.0
-    """Probability of removing all tokens of at least `xtc_threshold` but the last one (XTC)."""
+    """Probability of removing all tokens of at least `xtc_threshold` but the last (XTC)."""
     xtc_threshold: float = 0.1
     dry: DryPenalty | None = None
     min_tokens: int = 0
     stop_tokens: tuple[int, ...] = ()
     scored: tuple[int, ...] = ()
-    """Tokens reported behind the likeliest ones, if log-probabilities are requested."""
+    """Tokens reported behind the likeliest ones."""
     ignore_eos: bool = False
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Non-empty token sequences. The last token of one may not follow the others."""
+    """Non-empty sequences, whose last token may not follow the others."""
 
 
 _SAMPLING_BOUNDS: Mapping[str, Bounds | WholeBounds] = {
@@ -257,14 +243,12 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     grammar: str | None = None
     """Lark that is known to compile in llguidance, or None for a free answer."""
     opening: tuple[int, ...] = ()
-    """Tokens before the grammar with which the answer begins (the marker of a tool call)."""
+    """Tokens before the grammar, such as the marker of a tool call."""
     triggers: tuple[str, ...] = ()
-    """Control tokens by name. The answer is free until it contains one of them; then the grammar begins.
-
-    (): the grammar begins with the answer's first token. Reasoning must be certain then, or impossible.
-    """
+    """Control tokens by name. The grammar begins behind the first of them, or at once for (), which requires
+    that reasoning is certain or impossible."""
     thinking: Thinking | None = None
-    """Marks before the answer's beginning, for which the constraint and stop strings wait, or None."""
+    """Marks of reasoning, after which constraint and stop strings count, or None."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -273,11 +257,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     client: str = ""
     """Opaque label for fairness."""
     account: str = ""
-    """Opaque label of the key or address to blame for crashes of the engine, or "" for none."""
+    """Opaque label to blame for crashes, or ""."""
     group: str = ""
-    """Clients that share one turn because they choose their own names. "": the client is alone."""
+    """Clients that share one turn. "": the client is alone."""
     route: str = ""
-    """Kind of call. Outputs of one kind are expected to have similar lengths."""
+    """Calls with outputs of similar lengths."""
 
     @property
     def turns(self) -> tuple[str, str]:
@@ -286,26 +270,26 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
     tokens: tuple[int, ...]
-    """At least one token. Rows of media are in it as `media.row_numbers`."""
+    """At least one, with rows of media as `media.row_numbers`."""
     media_items: tuple[MediaItem, ...] = ()
     media: tuple[PlaceholderRange, ...] = ()
-    """Places of the media rows in the prompt, in order. Tokens follow the last one."""
+    """Rows in the prompt, in order, with tokens behind the last."""
     boundaries: tuple[int, ...] = ()
-    """Ascending lengths of prefixes behind which other prompts are likely to differ: the ends of system
-    prompt and tools, of the text before the last user's, and of the text before the answer."""
+    """Ascending lengths of prefixes behind which other prompts are likely to differ: tools, the last user's
+    text, the answer."""
     max_tokens: int
     """0 computes (and scores) the prompt only."""
     sampling: Sampling
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
-    """Number of alternatives for each sampled token, or None for no log-probabilities at all."""
+    """Alternatives for each sampled token, or None."""
     prompt_logprobs: bool = False
-    """Includes every prompt token but the first."""
+    """Every prompt token but the first."""
     scores_end: bool = False
-    """True to report the token that ends the output, too, without text."""
+    """Report the token that ends the output, too, without text."""
     cache_namespace: str = ""
     adapter: str | None = None
-    """Name of the adapter, or None for the base model. The accepting engine replaces it with the key."""
+    """Key or accepted name; None is the base model."""
     constraint: Constraint | None = None
     marks: OutputMarks | None = None
     """Unset if the whole output is the answer."""
@@ -313,7 +297,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     """Render control tokens (`[TOOL_CALLS]`) as text, except those that end the output."""
     reports_progress: bool = False
     ends_loops: bool = False
-    """End the output as at its limit if it repeats the same tokens without an end."""
+    """End as at the limit if the output repeats itself."""
     pin: bool = False
 
     @property
@@ -325,7 +309,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def cells_namespace(self) -> str:
-        """Namespace within which KV cells are interchangeable. Each adapter has cells of its own."""
+        """Namespace of interchangeable KV cells. Each adapter has its own."""
         return self.cache_namespace if self.adapter is None else f"{self.cache_namespace}+{self.adapter}"
 
     @property
@@ -333,7 +317,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
         return len(self.tokens) + self.max_tokens
 
     def wrong_number(self, *, vocab_size: int) -> str | None:
-        """Name a field that no native code may see, or return None. The API already rejects all of them."""
+        """Return a field that no native code may see, or None."""
         sampling = self.sampling
         for name, bounds in _SAMPLING_BOUNDS.items():
             if not bounds.hold(getattr(sampling, name)):

@@ -1,4 +1,4 @@
-"""Step of the engine as plain data, the `Backend` that executes it, and its trace for observers."""
+"""Step as plain data, the `Backend` that executes it, and its trace."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, Native
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 
 POOL_BLOCK_TOKENS = 16
-"""Tokens of a block in which the scheduler accounts for the KV pool. Cells are restored in blocks, too."""
+"""Unit in which the scheduler accounts for the KV pool, and in which cells are restored."""
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Bind a free slot to a request's sampler."""
-
     slot: int
     sampling: Sampling
     prompt: tuple[int, ...]
@@ -34,8 +32,7 @@ class Close(msgspec.Struct, frozen=True):
 
 
 class ShareCells(msgspec.Struct, frozen=True):
-    """Let the open, empty `slot` also hold the cells of positions 0 .. end-1 of `source`, and its state if it
-    has computed exactly these."""
+    """Share positions 0 .. end-1 of `source`, and its state if it has computed exactly these."""
 
     source: int
     slot: int
@@ -43,7 +40,7 @@ class ShareCells(msgspec.Struct, frozen=True):
 
 
 class Save(msgspec.Struct, frozen=True):
-    """Copy the slot's cells of positions start .. end-1 to host memory, as the prefix cache's block."""
+    """Copy cells of positions start .. end-1 to host memory."""
 
     slot: int
     start: int
@@ -52,7 +49,7 @@ class Save(msgspec.Struct, frozen=True):
 
 
 class Restore(msgspec.Struct, frozen=True):
-    """Put a saved block's first `end - start` cells into the slot, behind the `start` cells that it holds."""
+    """Put a saved block's first `end - start` cells behind the `start` cells of the slot."""
 
     block: int
     slot: int
@@ -61,7 +58,7 @@ class Restore(msgspec.Struct, frozen=True):
 
 
 class SaveState(msgspec.Struct, frozen=True):
-    """Copy the state of the slot, which has computed `end` tokens, to host memory."""
+    """Copy the slot's state after `end` tokens to host memory."""
 
     slot: int
     end: int
@@ -69,7 +66,7 @@ class SaveState(msgspec.Struct, frozen=True):
 
 
 class RestoreState(msgspec.Struct, frozen=True):
-    """Put a saved state into the slot, whose cells are those of the same `end` tokens."""
+    """Put a saved state into the slot, which has cells of the same `end` tokens."""
 
     state: int
     slot: int
@@ -83,25 +80,24 @@ class Drop(msgspec.Struct, frozen=True):
 
 
 Verb = Union[Open, Close, ShareCells, Save, Restore, SaveState, RestoreState, Drop]
-"""Operations on slots and saved blocks, executed in order before the spans are computed."""
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Consecutive tokens of one slot: `tokens[i]` is token `start + i` of its sequence. Rows of media come in
-    separate spans of one medium each, undivided if the medium `is_whole`."""
+    """Consecutive tokens of one slot from position `start`. Rows of media come in separate spans of one
+    medium each, undivided if it `is_whole`."""
 
     slot: int
     start: int
     tokens: tuple[int, ...]
     sample: bool
     targets: tuple[int, ...] = ()
-    """Report the log-probability of `targets[i]` after `tokens[i]` (prompt scoring)."""
+    """Report the log-probability of `targets[i]` after `tokens[i]`."""
     draft: tuple[int, ...] = ()
-    """Draft tokens, at most `ModelInfo.max_draft`, only for spans that sample without targets."""
+    """At most `ModelInfo.max_draft`, only for spans that sample without targets."""
     num_to_draft: int = 0
-    """Maximum tokens for the backend's draft model to draft, as an alternative to `draft`."""
+    """Maximum tokens for the draft model, as an alternative to `draft`."""
     num_to_read: int | None = None
-    """Tokens that the draft model may read before drafting, or None. It drafts only when it has read all."""
+    """Tokens to read before drafting, or None. The model drafts only when it has read all."""
 
     @property
     def num_drafted(self) -> int:
@@ -113,7 +109,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Encode(msgspec.Struct, frozen=True):
-    """Continue encoding a medium of an open slot. Any other unfinished encoding is discarded."""
+    """Continue encoding a medium. Any other unfinished encoding is discarded."""
 
     slot: int
     placeholder: int
@@ -128,39 +124,38 @@ class Step(msgspec.Struct, frozen=True):
     verbs: tuple[Verb, ...] = ()
     spans: tuple[Span, ...] = ()
     padding: int = 0
-    """Padding tokens to compute in a reserved slot, where a larger step is a faster one."""
+    """Tokens to compute in a reserved slot, for a faster size."""
     adapter: str | None = None
-    """Key of the adapter for all spans, or None for the base model."""
+    """Key for all spans, or None for the base model."""
     may_be_interrupted: bool = False
-    """Allow `interrupt` to end the step, so that the backend keeps what it needs to roll back."""
+    """Allow `interrupt`, so the backend keeps a way back."""
     encode: Encode | None = None
     """Executed behind the spans. An interrupted step does not reach it."""
     reads_along: bool = True
-    """Let a prediction head read the hidden rows of the step, which its drafts need."""
+    """Let a prediction head read the hidden rows, which its drafts need."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens with drafts, but without padding."""
         return sum(span.num_tokens for span in self.spans)
 
 
 class CacheFileLimit(msgspec.Struct, frozen=True):
     num_bytes: int
     seconds: float
-    """Longest time that the server's end, or the next model, waits for it."""
+    """Longest wait of the server's end, or the next model."""
 
 
 class SavedBlock(msgspec.Struct, frozen=True):
     number: int
     parent: int | None
-    """Number of the block before it, or None for the first of its namespace's chain."""
+    """Number of the previous block, or None for the first."""
     namespace: str
     tokens: tuple[int, ...]
     state: int | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Natural log-probability of a token under the model's own distribution (before sampling parameters)."""
+    """Natural log-probability before sampling parameters."""
 
     token: int
     logprob: float
@@ -171,7 +166,7 @@ class Sample(msgspec.Struct, frozen=True):
     token: int
     logprob: TokenLogprob | None = None
     forced: tuple[int, ...] = ()
-    """Tokens behind it without an alternative under the constraint. They still have to be computed."""
+    """Tokens behind it without an alternative, still to be computed."""
 
 
 def num_right(draft: Sequence[int], output: Iterable[int]) -> int:
@@ -181,13 +176,13 @@ def num_right(draft: Sequence[int], output: Iterable[int]) -> int:
 
 class Drafted(msgspec.Struct, frozen=True):
     num_computed: int = 0
-    """Fewer than planned if a constraint forbids some or fewer were drafted."""
+    """Fewer than planned after a forbidden or missing draft."""
     num_accepted: int = 0
     """First draft tokens that equal the output's. The slot holds the cells of exactly these."""
     num_known: int = 0
-    """Tokens of the slot that the draft model has read, or 0 without one."""
+    """Tokens that the draft model has read, or 0 without one."""
     num_thought: int = 0
-    """Tokens that the draft model tried, with an uncertain last one and forbidden ones."""
+    """Tokens that the draft model tried, also uncertain and forbidden ones."""
 
 
 NOTHING_DRAFTED = Drafted()
@@ -205,11 +200,10 @@ class StepResult(msgspec.Struct, frozen=True):
     verbs_ms: float = 0.0
     scores: dict[int, tuple[TokenLogprob, ...]] = {}
     failures: dict[int, str] = {}
-    """Reason by slot why its constraint cannot be followed any further. Nothing more is sampled there."""
+    """Reason by slot why its constraint cannot be followed. Nothing more is sampled there."""
     faults: dict[int, str] = {}
-    """Other failures by slot. Nothing more is sampled there, either."""
     padding: int = 0
-    """Computed padding tokens: all of the step's, or 0 if they got no cells."""
+    """All of the step's, or 0 if they got no cells."""
     interrupted: bool = False
     encoded: bool = False
     """The step's `encode` is complete. Its errors are in `faults`."""
@@ -217,23 +211,21 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Backend(NativeModel, Protocol):
-    """Owner of a model that generates. Other threads may also call `forced` and `check_adapter`."""
+    """Other threads may also call `forced` and `check_adapter`."""
 
     def execute(self, step: Step) -> StepResult: ...
 
     def unready_slots(self) -> Collection[int]:
-        """Return slots whose constraint is still being followed, so that a step with them would wait."""
+        """Return slots for whose constraint a step would wait."""
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes that a token adds to the output: b"" for control tokens, or their names if
-        `special`. Tokens that end the output add none."""
+        """Return b"" for control tokens, or their names if `special`. Tokens that end the output add none."""
 
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
-        """Compile the constraint and return the tokens that must follow this output. Raises
-        `ConstraintFailed`."""
+        """Return the tokens that must follow this output. Raises `ConstraintFailed`."""
 
     def check_adapter(self, adapter: Adapter) -> None:
-        """Check an adapter's file before it is loaded. Raises `AdapterFailed`."""
+        """Check an adapter's file. Raises `AdapterFailed`."""
 
     def load_adapter(self, adapter: Adapter) -> LoadedAdapter:
         """Load a checked, unloaded adapter. Raises `AdapterFailed`, and then nothing has changed."""
@@ -243,10 +235,10 @@ class Backend(NativeModel, Protocol):
     def export_cache(
         self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None
     ) -> None:
-        """Write index and cells of the first of these blocks to a file, up to the limit. Raises OSError."""
+        """Write index and cells of the first of these blocks, up to the limit. Raises OSError."""
 
     def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
-        """Load a file of `export_cache`, parents before children; return () if it is unusable."""
+        """Return parents before children, or () if the file is unusable."""
 
 
 class TracePart(msgspec.Struct, frozen=True, array_like=True):
@@ -269,30 +261,29 @@ class TracePart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TraceHolding(msgspec.Struct, frozen=True, array_like=True):
-    """KV cells of one sequence. Sequences with the same tiles share them."""
+    """Sequences with the same tiles share them."""
 
     id: str
     client: str
     priority: Priority
     runs: tuple[tuple[int, int], ...]
-    """Ascending runs of tiles of the pool: (first, length)."""
+    """Ascending runs of tiles: (first, length)."""
 
 
 class TraceWait(msgspec.Struct, frozen=True, array_like=True):
-    """Reason why a sequence near the head of the queue waits: a `slot`, `cells`, or a `prefix` that another
-    sequence is computing."""
+    """The sequence waits for a `slot`, `cells`, or another one's `prefix`."""
 
     id: str
     why: str
 
 
 class TraceState(msgspec.Struct, frozen=True, kw_only=True):
-    """Holdings and waits of all sequences, sent occasionally and when the last sequence leaves."""
+    """Sent occasionally, and when the last sequence leaves."""
 
     pool_tiles: int
-    """0 if the model has no cells."""
+    """0 without cells."""
     tile_blocks: int
-    """Blocks of the pool in a tile: more than one in a large pool, which bounds the message."""
+    """More than 1 in a large pool, which bounds the message."""
     holdings: tuple[TraceHolding, ...]
     waits: tuple[TraceWait, ...]
     cache_pinned_blocks: int

@@ -1,4 +1,4 @@
-"""Common part of engine cores: commands, steps and their events."""
+"""Common part of engine cores."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ _SHORT_MS = 128.0
 class PreparedRequest(NamedTuple):
     submit: messages.Submit
     beginning: tuple[int, ...] = ()
-    """Output that the constraint forces before the first sample, to be computed with the prompt."""
+    """Output that the constraint forces before the first sample, computed with the prompt."""
     failure: RequestFailed | None = None
-    """Reason for the rejection, or None."""
 
 
 class CheckedAdapter(NamedTuple):
@@ -50,9 +49,8 @@ Planned = TypeVar("Planned")
 
 
 _MEMORY_S = 2.0
-"""Time constant of the observations."""
 _TRUST_S = 0.1
-"""Seconds of steps with the predicted duration that are assumed, because a short step says little."""
+"""Steps with the predicted duration that are assumed, because a short step says little."""
 _LATEST = 20.0
 
 
@@ -62,7 +60,7 @@ def scheduling_on(scheduling: Scheduling, info: ModelInfo) -> Scheduling:
 
 
 class StepTimer:
-    """Timer of steps. No two in a row are discarded, so at most half of the work is wasted."""
+    """Timer that discards no two steps in a row, so at most half of the work is wasted."""
 
     def __init__(
         self, clock: Callable[[], float], cpu_clock: Callable[[], float], *, preempt_threshold_s: float
@@ -72,9 +70,8 @@ class StepTimer:
         self._cpu_clock = cpu_clock
         self._preempt_threshold_s = preempt_threshold_s
         self._interruptible_until = NEVER
-        """Read by the reader thread while a step runs."""
+        """Read by the reader thread."""
         self._is_urged = False
-        """True if urgent work has arrived since the last step ended."""
         self._cpu_started_s = 0.0
         self._predicted_ms = 0.0
         self._ended_s = clock()
@@ -89,7 +86,7 @@ class StepTimer:
         return self._clock() < self._interruptible_until
 
     def begin(self, predicted_ms: float, *, may_interrupt: bool) -> bool:
-        """Return True if the step should be discarded at once."""
+        """Return True if the step should be discarded."""
         self.started_s, self._cpu_started_s = self._clock(), self._cpu_clock()
         self._predicted_ms = predicted_ms
         if may_interrupt and not self.was_interrupted:
@@ -110,18 +107,17 @@ class StepTimer:
 
     @property
     def lateness(self) -> float:
-        """Recent factor of actual to predicted step time, for estimates: the cost model learns slowly."""
+        """Recent factor of the predicted time, because the cost model learns slowly."""
         factor = (self._recent_elapsed_s + _TRUST_S) / (self._recent_predicted_s + _TRUST_S)
         return min(max(factor, 1.0), _LATEST)
 
     def cpu_ms(self) -> float:
-        """CPU time of the last step so far. A discarded step costs no client anything."""
+        """CPU time of the last step; 0 for a discarded one."""
         return 0.0 if self.was_interrupted else 1000 * (self._cpu_clock() - self._cpu_started_s)
 
 
 class Core(ABC, Generic[Planned]):
-    """Handler of commands that computes steps. Methods belong to the loop's thread unless they say
-    otherwise."""
+    """Core, whose methods belong to the loop's thread unless they say otherwise."""
 
     def __init__(
         self, threads: ThreadControl, *, preempt_threshold_ms: float, clock: Callable[[], float]
@@ -138,17 +134,16 @@ class Core(ABC, Generic[Planned]):
 
     @property
     @abstractmethod
-    def has_work(self) -> bool:
-        """True if there is something to compute or to send."""
+    def has_work(self) -> bool: ...
 
     @property
     @abstractmethod
     def work(self) -> Priority | None:
-        """Highest priority of the work to compute, or None without any."""
+        """Highest priority to compute, or None."""
 
     @property
     def is_guessing(self) -> bool:
-        """True if the cost of steps is estimated and could be measured."""
+        """True if the cost of steps could be measured."""
         return False
 
     def calibrate(self, is_wanted: Callable[[], bool]) -> None:
@@ -157,7 +152,7 @@ class Core(ABC, Generic[Planned]):
 
     @abstractmethod
     def prepare(self, submit: messages.Submit) -> PreparedRequest:
-        """Prepare a request that has a constraint, in any thread."""
+        """Prepare a request with a constraint, in any thread."""
 
     @abstractmethod
     def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
@@ -165,7 +160,7 @@ class Core(ABC, Generic[Planned]):
 
     @abstractmethod
     def load_adapter(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
-        """Load an adapter, unless it is loaded already, and yield events as they happen."""
+        """Yield events as they happen."""
 
     def handle(self, command: Work) -> None:
         """Execute a command. An error fails only its request."""
@@ -176,7 +171,7 @@ class Core(ABC, Generic[Planned]):
             self._abandon(command, error)
 
     def is_worth_interrupting(self, command: Work | messages.ShortenTurn) -> bool:
-        """Return True if the running step should be discarded for this command, in any thread."""
+        """Return True if the command discards the running step, in any thread."""
         if isinstance(command, messages.ShortenTurn):
             is_urgent = command.interrupts
         else:
@@ -208,7 +203,7 @@ class Core(ABC, Generic[Planned]):
 
     @abstractmethod
     def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None:
-        """End all requests and write the most recently used part of the prefix cache. Raises OSError."""
+        """End all requests and write the most recently used prefixes. Raises OSError."""
 
     # -- what kinds of cores do in their own way ---------------------------------------------------------
 
@@ -261,8 +256,7 @@ AnyCore = Core[Any]
 
 
 def step_of(ids: Iterable[str], predicted_ms: float) -> messages.StepStarted:
-    """Return the announcement of a step. The time is rounded up to a power of two, so that it is seldom
-    news."""
+    """Return the announcement of a step, whose time is a power of two, so that it is seldom news."""
     expected_ms = 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
     return messages.StepStarted(ids=tuple(ids), expected_ms=expected_ms)
 

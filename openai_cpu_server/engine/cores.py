@@ -1,7 +1,5 @@
-"""Cores of an engine: the number of compute threads, and the turn to compute where engines share the cores.
-
-Threads wait for each other after each operation, so one without a core delays all.
-"""
+"""Number of compute threads, and the turn to compute where engines share the cores. Threads wait for each
+other after each operation, so one without a core delays all."""
 
 from __future__ import annotations
 
@@ -21,33 +19,32 @@ from openai_cpu_server.contract.request import Priority
 logger = logging.getLogger(__name__)
 
 _LOST = 0.3
-"""A thread has lost its core if it waits for one for this share of the time. A busy stranger takes a half,
-or two thirds where Linux shares cores between groups. API process and clients take at most 0.2
-(docs/tuning.md)."""
+"""Share of the time that a thread waits for a lost core. A busy stranger takes a half; API process and
+clients take at most 0.2 (docs/tuning.md)."""
 _FREE = 0.6
-"""Idle cores that are necessary for trying another thread."""
+"""Idle cores needed for trying another thread."""
 _NOT_SLOWER = 0.95
-"""Share of another speed that counts as equally fast."""
+"""Relative speed that counts as equally fast."""
 _WAIT_S, _MOST_WAIT_S = 0.25, 0.8
-"""Initial pause after a failed trial of idle cores, and its maximum. The pause doubles each time, so free
-cores are used within a second."""
+"""Initial pause after a failed trial of idle cores, and its maximum. It doubles each time, so free cores are
+used within a second."""
 _SELDOM, _SELDOM_S = 20.0, 1.0
-"""Pause after a failed trial of fewer threads, as a multiple of the observed time, and its minimum.
-Another thread is tried as often although no core is idle, because the process on it may give way."""
+"""Pause after a failed trial of fewer threads, as a multiple of the observed time, and its minimum. Another
+thread is tried as often, because a stranger may give way."""
 _MUCH_MORE = 1.5
-"""Ratio to the loss in a failed trial of fewer threads from which another trial is worthwhile."""
+"""Relative loss after which another trial is worthwhile."""
 
 
 class CoresSeen(NamedTuple):
     lost: tuple[float, ...]
-    """Share of the time, by thread, in which it was ready and had no core."""
+    """Share of the time, by thread, ready but without a core."""
     free: float
-    """Cores that no process used, except for those that this engine left idle."""
+    """Cores that no process used, without those that this engine left idle."""
     speed: float
-    """Share of the undisturbed speed of all threads, by the cost model."""
+    """Relative speed of all threads, by the cost model."""
     elapsed_s: float
     throttled: float = 0.0
-    """Share of the time in which no thread ran because a quota was exhausted."""
+    """Share of the time in which a quota stopped all threads."""
 
     @property
     def most_lost(self) -> float:
@@ -60,14 +57,12 @@ class CoresSeen(NamedTuple):
 
 @dataclass(frozen=True)
 class _Trial:
-    """Number of threads before a change, and the observation that led to it."""
-
     threads: int
     seen: CoresSeen
 
 
 class ThreadChoice:
-    """Decision about the number of threads. A change that makes steps slower is taken back."""
+    """A change that makes steps slower is taken back."""
 
     def __init__(self, most: int) -> None:
         self.most = self.threads = most
@@ -124,7 +119,7 @@ class ThreadChoice:
 
 
 _LOOK_S = 0.06
-"""Duration of observation before a decision: some time slices of Linux, which are 3 ms."""
+"""Some time slices of Linux, which are 3 ms."""
 _LOG_S = 10.0
 
 
@@ -135,9 +130,9 @@ class CoreMonitor:
         self._choice = ThreadChoice(threads.most)
         self._waits_s = threads.waits_s()
         self._is_crowded = False
-        """True if cores are lost and no other number of threads is better."""
+        """True if cores are lost and no other number is better."""
         self.is_throttled = False
-        """True if a cgroup's quota of CPU time took cores at the last observation."""
+        """True if a cgroup's quota took cores."""
         self._logged, self._logged_s = threads.most, -math.inf
         self._begin()
 
@@ -146,8 +141,8 @@ class CoreMonitor:
         return self._choice.threads
 
     def computed(self, elapsed_ms: float, alone_ms: float) -> bool:
-        """Record a step that would have taken `alone_ms` on all threads. Return True if it teaches the cost
-        of steps: not if cores were lost for a moment."""
+        """Record a step that would take `alone_ms` on all threads. Return False if a momentary loss of cores
+        distorts its cost."""
         waits_s = self._threads.waits_s()
         lost_s = {thread: waited_s - self._waits_s.get(thread, 0.0) for thread, waited_s in waits_s.items()}
         self._waits_s = waits_s
@@ -163,7 +158,6 @@ class CoreMonitor:
         return teaches
 
     def use_all(self) -> None:
-        """Use all threads, for measurements of an idle engine."""
         self._choice = ThreadChoice(self._threads.most)
         self._threads.use(self._choice.threads)
         self._begin()
@@ -206,15 +200,14 @@ class CoreMonitor:
 PIECE_S = 0.05
 """Time of loading after which an engine lets others compute."""
 _MEMORY_S = 5.0
-"""Time constant of observations, in time in which this engine wanted to compute."""
+"""Time constant, in time in which this engine wanted to compute."""
 _SLOWEST = 20.0
 _LOADING = EngineWants(work=Priority.BATCH, is_loading=True)
 
 
 class EngineTurn:
-    """Turn of an engine with its own cores: it always has it and sends nothing. Methods belong to the thread
-    that computes, but for those of `SharedTurn` for the reader. Waiting raises ConnectionError if the client
-    is gone."""
+    """Turn of an engine with its own cores, for the thread that computes: it always has it and sends nothing.
+    Waiting raises ConnectionError if the client is gone."""
 
     @property
     def is_held(self) -> bool:
@@ -222,7 +215,7 @@ class EngineTurn:
 
     @property
     def is_wanted(self) -> bool:
-        """True if another engine's turn is due. Any thread may read it."""
+        """True if another engine's turn is due, in any thread."""
         return False
 
     @property
@@ -230,23 +223,21 @@ class EngineTurn:
         return ALONE
 
     def settle(self, work: Priority | None) -> None:
-        """Report the present work between two steps. Returns the turn if there is none, or another engine is
+        """Report the work between two steps. Gives the turn back without work, or when another engine is
         due."""
 
     def computed(self) -> None: ...
 
     def give_back(self) -> None: ...
 
-    def load_on(self) -> None:
-        """Wait for the turn to load a piece."""
+    def load_on(self) -> None: ...
 
-    def pass_on(self) -> None:
-        """Let others compute, and wait for the next turn."""
+    def pass_on(self) -> None: ...
 
 
 @dataclass(eq=False)
 class SharedTurn(EngineTurn):
-    """Turn of one of several engines, for at least one step each time."""
+    """Turn of one of several engines, for at least one step."""
 
     send: Callable[[EngineWants | TurnBack], None]
     _: KW_ONLY

@@ -1,5 +1,3 @@
-"""Engine core for models that embed: inputs of many requests are computed together."""
-
 from __future__ import annotations
 
 import time
@@ -19,15 +17,13 @@ from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from openai_cpu_server.scheduler.embed_queue import EmbedCapacity, EmbedPart, EmbedQueue
 
 _ENOUGH_TOKENS = 256
-"""Larger steps are not faster, and other work waits longer. MiniLM, inputs of 32 tokens, in 1,000 tokens a
-second for steps of 64, 256, 512, 1,024 and 2,048: with our attention 9.4, 11.5, 11.4, 11.1, 11.0; with
-ggml's, which computes every token with every other one of the step, 7.8, 10.2, 9.9, 9.1, 6.5. Steps of 128
-made a chat's first token beside endless embedding no earlier."""
+"""Larger steps are not faster, and delay other work. MiniLM, inputs of 32 tokens, 1,000 tokens/s at 64, 256,
+512, 1,024, 2,048: ours 9.4, 11.5, 11.4, 11.1, 11.0; ggml's 7.8, 10.2, 9.9, 9.1, 6.5."""
 _MOST_PLACES = 100
 
 
 class EmbedCore(base.Core[list[EmbedPart]]):
-    """Core of queue and backend. Costs are learned while serving, in some dozens of steps."""
+    """Costs are learned while serving, in some dozens of steps."""
 
     def __init__(
         self,
@@ -210,7 +206,7 @@ def _inputs(parts: Iterable[EmbedPart]) -> list[tuple[int, ...]]:
 
 
 def _work_of(inputs: Iterable[tuple[int, ...]]) -> tuple[int, int]:
-    """Return tokens, and pairs of tokens that attend to each other."""
+    """Return tokens, and pairs that attend to each other."""
     lengths = [len(one) for one in inputs]
     return sum(lengths), sum(length**2 for length in lengths)
 

@@ -1,4 +1,4 @@
-"""Engine core for models that generate, its construction, and its reports about steps."""
+"""Engine core for models that generate."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from openai_cpu_server.scheduler.speculation.speculator import Speculator
 logger = logging.getLogger(__name__)
 
 Measure = Callable[[Callable[[], bool]], CostCurve | None]
-"""Function that times steps, or returns None if its argument reports other work; it can go on later."""
+"""Times steps, or returns None if its argument reports other work; it can continue later."""
 
 
 class EngineCore(Core[Step]):
@@ -89,7 +89,7 @@ class EngineCore(Core[Step]):
         )
         self._planned = Step()
         self._opened: list[Sequence] = []
-        """Sequences that have a slot and have been in no step since."""
+        """Sequences in no step since they got a slot."""
         self._preemptions_reported = 0
         self._drafting: tuple[messages.DraftingState, ...] = ()
         self._tracer = StepTracer(clock)
@@ -227,7 +227,7 @@ class EngineCore(Core[Step]):
     def _note(
         self, step: Step, participants: Seq[Sequence], encoders: Seq[Sequence], result: StepResult
     ) -> None:
-        """Must be called before the step is applied."""
+        """Called before the step is applied."""
         started_s, elapsed_ms = self._timer.started_s, self._timer.elapsed_ms
         reasons = self._scheduler.plan.reasons
         log_step(step, participants, reasons, result, started_s=started_s, elapsed_ms=elapsed_ms)
@@ -333,8 +333,6 @@ class EngineCore(Core[Step]):
 
 @dataclass(eq=False)
 class LoadedAdapters:
-    """Adapters that requests may name, and others until their last request has ended."""
-
     scheduler: Scheduler
     backend: Backend
     _loaded: dict[str, LoadedAdapter] = field(default_factory=dict)
@@ -429,14 +427,13 @@ def log_step(
 
 
 _STATE_S = 0.5
-"""Minimum time between two reports of the memory, because collecting it takes a fraction of a millisecond."""
+"""Minimum time between reports of the memory, which take a fraction of a millisecond."""
 _LONG_AGO = float("-inf")
 
 
 @dataclass(eq=False)
 class StepTracer:
-    """Reports of steps between `ShowSteps` and `HideSteps`. `note` and `take` must not be called
-    otherwise."""
+    """`note` and `take` belong between `ShowSteps` and `HideSteps`."""
 
     clock: Callable[[], float]
     is_on: bool = False
@@ -446,7 +443,7 @@ class StepTracer:
 
     @property
     def is_pending(self) -> bool:
-        """True if a new observer has received nothing yet."""
+        """True for a new observer."""
         return self.is_on and self._state_sent_s == _LONG_AGO
 
     def handle(self, command: ShowSteps | HideSteps) -> None:
@@ -512,12 +509,12 @@ def _encoding(sequence: Sequence, step: Step, result: StepResult) -> TracePart:
 
 
 _FORECAST_S = 0.1
-"""Minimum time between two forecasts, which take up to a millisecond: at most 1 % of a core."""
+"""Minimum time between forecasts, which take up to a millisecond: at most 1 % of a core."""
 
 
 @dataclass(eq=False)
 class ForecastSource:
-    """Forecasts, at most ten times a second, and always when there is nothing more to compute."""
+    """Forecasts, at most ten a second, and always one at the end of the work."""
 
     scheduler: Scheduler
     journal: PrefixJournal
@@ -540,8 +537,8 @@ def build_core(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """Return a core with its saved prefix cache and pinned prompts. `curve`: None to estimate costs until
-    there is time to `measure` them."""
+    """Return a core with its saved and pinned prefixes. `curve`: None to `measure` costs when there is
+    time."""
     info = backend.info
     options = msgspec.structs.replace(options, scheduling=scheduling_on(options.scheduling, info))
     reuses = options.experiment.prefix_sharing
@@ -588,7 +585,7 @@ def step_options(options: messages.EngineOptions) -> StepOptions:
 
 
 def _speculator(options: messages.EngineOptions, info: ModelInfo) -> Speculator | None:
-    """Drafts are off if the memory cannot take back wrong ones."""
+    """Wrong drafts need a memory that can take them back."""
     if options.speculation == "off" or info.max_draft == 0:
         return None
     drafter = None

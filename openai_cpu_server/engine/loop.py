@@ -1,5 +1,4 @@
-"""Main program of the engine process. One thread computes; another one reads commands and may interrupt a
-step (`CommandReader`)."""
+"""Main program of the engine process: a thread that computes, and one that reads commands."""
 
 from __future__ import annotations
 
@@ -51,14 +50,14 @@ class EngineChannel:
 
 
 _QUIET_S, _QUIET_MOST_S = 2.0, 60.0
-"""Idle time after which steps are timed, and its maximum. It doubles whenever a request interrupts that,
-because the measurement would otherwise fill all gaps of light traffic."""
+"""Idle time after which steps are timed, and its maximum. It doubles when a request interrupts that, so that
+light traffic keeps gaps."""
 
 
 Loaded = TypeVar("Loaded", bound=NativeModel)
 Load = Callable[[messages.EngineOptions, Callable[[float], None]], Loaded]
 BuildCore = Callable[[messages.EngineOptions, Loaded, Callable[[float], None], EngineTurn], AnyCore]
-"""The third argument is called with the progress, 0 to 1; the last one says if the core may compute."""
+"""The third argument takes the progress, 0 to 1."""
 MaySave = Callable[[], bool]
 
 
@@ -70,10 +69,8 @@ def run_engine(
     claim: Callable[[messages.EngineOptions], MaySave] = lambda options: lambda: True,
     confine: Callable[[messages.EngineOptions], None] = lambda options: None,
 ) -> None:
-    """Load the model of the first command, then serve until the client is gone.
-
-    `claim`: decides which engine may write a shared cache file. `confine`: called before other threads exist.
-    """
+    """Load the model of the first command, then serve until the client is gone. `claim`: elects the writer of
+    a shared cache file; `confine`: called before other threads exist."""
     start = channel.receive()
     if not isinstance(start, messages.StartEngine):
         return
@@ -121,7 +118,7 @@ def _progress(channel: EngineChannel, phase: messages.LoadingPhase) -> Callable[
 
 
 def _weights_progress(channel: EngineChannel, turn: EngineTurn) -> Callable[[float], None]:
-    """Other engines may compute between two pieces of the load; the rest of it needs no turn."""
+    """Other engines may compute between two pieces of the load."""
     send = _progress(channel, messages.LoadingPhase.WEIGHTS)
 
     def loaded(fraction: float) -> None:
@@ -215,7 +212,7 @@ class EngineLoop:
 
 @dataclass(eq=False)
 class CommandReader:
-    """Reads commands while the engine computes. It does nothing slow with them."""
+    """Reads commands while the engine computes, so nothing may be slow."""
 
     channel: EngineChannel
     inbox: Inbox
@@ -223,7 +220,7 @@ class CommandReader:
     _: KW_ONLY
     grace_s: float
     take: Callable[[Request], None] | None = None
-    """Set when the engine is ready."""
+    """Set when ready."""
     _backend: NativeModel | None = None
     _is_worth: Callable[[messages.ShortenTurn], bool] = lambda recall: False
 
@@ -268,7 +265,7 @@ class Inbox:
 
     @property
     def has_news(self) -> bool:
-        """True if a command has arrived or none will arrive."""
+        """True if a command has arrived or the client is gone."""
         return self._news.is_set() or not self.is_open
 
     def put(self, command: Work) -> None:
@@ -307,17 +304,13 @@ _END = (-2, 0, None)
 """Sorts before all requests."""
 _BEHIND_REQUESTS = max(Priority) + 1
 _MEASURING_NICENESS = 10
-"""Gives the thread a tenth of the CPU time of a step's thread beside it."""
+"""A tenth of the CPU time of a step's thread."""
 
 
 @dataclass(eq=False)
 class Preparation:
-    """Passes requests with a constraint when that is prepared, adapters when their files are checked, and
-    other commands at once.
-
-    One thread prepares. It announces each request before it begins, because native code may kill the process
-    there. Another thread measures media.
-    """
+    """One thread prepares constraints and checks adapters; another one measures media. Each request is
+    announced before, because native code may kill the process there."""
 
     prepare: Callable[[messages.Submit], PreparedRequest]
     check: Callable[[Adapter], CheckedAdapter]
@@ -329,7 +322,7 @@ class Preparation:
     _queue: PriorityQueue[tuple[int, int, Prepared | None]] = field(default_factory=PriorityQueue)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _cancelled: dict[str, messages.CancelRequest | None] = field(default_factory=dict)
-    """Requests in preparation, and how they were cancelled in the meantime."""
+    """Requests in preparation, and their cancellation."""
     _sizes: SimpleQueue[MediaSize | None] = field(default_factory=SimpleQueue[MediaSize | None])
     """Sizes to be measured; None ends the thread."""
 

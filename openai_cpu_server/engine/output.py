@@ -1,4 +1,4 @@
-"""Conversion of sequences' progress to events: text of whole tokens and characters, no stop strings."""
+"""Events of sequences' progress."""
 
 from __future__ import annotations
 
@@ -25,23 +25,21 @@ _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class ReleasedText(NamedTuple):
-    """Text to send, and the number of held tokens that it belongs to."""
+    """Text and its number of held tokens."""
 
     num_tokens: int
     text: str
     stop: str | None = None
-    """Stop string that was found; `text` ends before it."""
 
 
 class TextStream:
-    """Releases text token by token, but holds back those that end within a character or a possible stop
-    string."""
+    """Releases text by tokens, but holds back those within a character or a possible stop string."""
 
     def __init__(self, stop: Iterable[str]) -> None:
         self.watch(stop)
         self._held = b""
         self._ends: list[int] = []
-        """End of each held token in `_held`."""
+        """End of each token in `_held`."""
 
     def watch(self, stop: Iterable[str]) -> None:
         """Replace the stop strings, also for the held text."""
@@ -59,7 +57,7 @@ class TextStream:
         return ReleasedText(sum(start < at for start in starts), text, stop.decode())
 
     def flush(self) -> ReleasedText:
-        """Release all held text. An unfinished character becomes U+FFFD."""
+        """An unfinished character becomes U+FFFD."""
         return self._release(len(self._ends))
 
     def _num_releasable(self) -> int:
@@ -89,9 +87,8 @@ class TextStream:
 
 
 LOOP_TOKENS = 1024
-"""Repeated tokens that count as a loop. Real repetition is shorter. In SmolLM2's vocabulary 1,000 blanks are
-17 tokens, 1,000 line ends 250, 4 KiB of zeros in base64 685, a sentence 100 times 800, and 64 equal rows of
-a table 896."""
+"""Repeated tokens that count as a loop. Real repetition is shorter in SmolLM2's vocabulary: 1,000 blanks are
+17 tokens, a sentence 100 times 800, 64 equal rows of a table 896."""
 LONGEST_PERIOD = 256
 """Tokens of the longest repeated passage, which then stands there five times."""
 _INTERVAL = 64
@@ -99,15 +96,14 @@ _INTERVAL = 64
 
 
 class LoopDetector:
-    """Detector of an output that repeats itself, by its tokens alone. No schedule, draft or crash moves the
-    end."""
+    """Detector of repetition by tokens alone, so that no schedule, draft or crash moves the end."""
 
     def __init__(self) -> None:
         self._recent: deque[str] = deque(maxlen=LOOP_TOKENS + LONGEST_PERIOD)
         self._num_tokens = 0
 
     def read(self, token: int) -> bool:
-        """Read the next token, as a character because texts are searched fast; return True in a loop."""
+        """Read the token as a character, because texts are searched fast; return True in a loop."""
         self._recent.append(chr(token))
         self._num_tokens += 1
         if self._num_tokens % _INTERVAL or self._num_tokens <= LOOP_TOKENS:
@@ -127,10 +123,8 @@ class _Token(NamedTuple):
 
 
 class SequenceOutput:
-    """Converter of a sequence's progress into events, at most one for each part of the output in a step.
-
-    A resumed sequence holds nothing back, because its first `num_released` output tokens were all released.
-    """
+    """Converter of progress into events, at most one for each output part in a step. A resumed sequence holds
+    nothing back, because its first `num_released` tokens were released."""
 
     def __init__(
         self,
@@ -148,22 +142,22 @@ class SequenceOutput:
         self._piece = piece
         self._end_tokens = end_tokens.union(sequence.request.sampling.stop_tokens)
         self._num_tokens = num_released
-        """Output tokens that were examined, without forced ones behind the end."""
+        """Examined output tokens, without forced ones behind the end."""
         self._num_forced = 0
         thinking = sequence.request.constraint and sequence.request.constraint.thinking
         self._shield = StopStringBuffer(thinking) if thinking else None
-        """Search for the text for the user, from which stop strings count. None once that has begun."""
+        """Search for the text for the user, or None once that has begun."""
         self._text = TextStream(sequence.request.stop if self._shield is None else ())
         marks = sequence.request.marks
         self._parts = OutputParts(marks, name) if marks is not None else None
-        """Parts of the output, or None if all of it is the answer."""
+        """Unset if all output is the answer."""
         self._held: list[_Token] = []
         self._gained = _NOTHING
         self._scores: list[TokenLogprob] = []
         self._progress_sent = sequence.request.num_tokens if num_released else -1
         self._loops = LoopDetector() if sequence.request.ends_loops else None
         self._last_choice = 0
-        """Number of examined tokens up to the last one that the model chose."""
+        """Examined tokens up to the last chosen one."""
         self.is_loop = False
         for token in sequence.output[:num_released]:
             self._look_for_loop(token)
@@ -174,7 +168,7 @@ class SequenceOutput:
             self._parts.read(sequence.output[:num_released], b"".join(released).decode(errors="replace"))
 
     def begin(self, beginning: Iterable[int]) -> Events:
-        """Take the tokens that are forced before the first sample, and sent with it."""
+        """Take the tokens that are forced before the first sample."""
         reason = self._push([_Token(token, None, is_forced=True) for token in beginning])
         return () if reason is None else self._event(self._finish(reason))
 
@@ -201,7 +195,7 @@ class SequenceOutput:
                 yield TokenEvent(id=sequence.request.id, progress=progress)
 
     def end(self, reason: FinishReason) -> Events:
-        """Return the last events. Held text is sent if the output is a result."""
+        """Held text is sent if the output is a result."""
         self._gained = _NOTHING
         if reason is FinishReason.STOP:
             self._gain(self._text.flush())
@@ -301,7 +295,7 @@ class SequenceOutput:
 
 @dataclass(eq=False)
 class LiveOutputs:
-    """Outputs of live sequences, each of which leaves the scheduler with its last event."""
+    """Outputs of sequences, which leave the scheduler with their last event."""
 
     sequences: LiveSequences
     backend: Backend
@@ -310,15 +304,14 @@ class LiveOutputs:
     first_token_ms: Callable[[Sequence], float]
     _outputs: dict[str, SequenceOutput] = field(default_factory=dict)
     num_forced: int = 0
-    """Forced output tokens since the last figures."""
 
     @property
     def ids(self) -> tuple[str, ...]:
         return tuple(self._outputs)
 
     def beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the tokens that the constraint forces before the first sample, none if tokens are scored one
-        by one. Any thread may call it."""
+        """Return the tokens forced before the first sample, none if tokens are scored one by one. Any thread
+        may call it."""
         if request.constraint is None:
             return ()
         forced = self.backend.forced(request.constraint, output)
@@ -352,7 +345,7 @@ class LiveOutputs:
         self._take(sequence, events)
 
     def advance(self, advance: SequenceAdvance) -> None:
-        """Send the events of a sequence. An error ends only that sequence."""
+        """An error ends only this sequence."""
         sequence = advance.sequence
         self.num_forced += sum(len(sample.forced) for sample in advance.samples)
         try:
@@ -370,7 +363,6 @@ class LiveOutputs:
             self._take(sequence, self._outputs[request_id].end(reason))
 
     def drop(self, request_id: str) -> Sequence | None:
-        """Remove the request without an event."""
         self._outputs.pop(request_id, None)
         sequence = self.sequences.get(request_id)
         if sequence is not None:

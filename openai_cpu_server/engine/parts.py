@@ -1,5 +1,3 @@
-"""Separation of reasoning and answer in one output, by tokens and by their text."""
-
 from __future__ import annotations
 
 import string
@@ -12,9 +10,8 @@ from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.request import OutputMarks, OutputPart, ReasoningTracker, Thinking, overlap
 
 _BLANKS = string.whitespace
-"""White space that may precede the reasoning, as in `ReasoningTracker`, which reads bytes."""
+"""White space before the reasoning, as in `ReasoningTracker`, which reads bytes."""
 _HEADER = b"<|"
-"""Beginning of every header in a format with channels."""
 
 
 class PartText(NamedTuple):
@@ -62,13 +59,13 @@ class AnswerSearch:
         self._are_over = False
         self._mark = marks.answer_begin.encode()
         self._read: list[bytes] = []
-        """Tokens before the end of the reasoning, while the output may turn out to have none."""
+        """Tokens, while the output may turn out to have no reasoning."""
         self._num_read = 0
         self._candidate = 0
-        """First token that may be the answer's."""
+        """First token of a possible answer."""
         self._text = b""
         self.start: int | None = None
-        """Number of tokens before the answer, or None until it has certainly begun."""
+        """Tokens before the answer, or None until it has begun."""
 
     @property
     def num_thoughts(self) -> int:
@@ -117,7 +114,7 @@ class AnswerSearch:
 
 
 class PartReader:
-    """Splitter of a text into parts, which do not depend on the pieces it comes in."""
+    """Splitter whose parts do not depend on the pieces of text."""
 
     def __init__(self, marks: OutputMarks) -> None:
         self._marks = marks
@@ -185,7 +182,6 @@ class PartReader:
         return self._go_on(self._in_answer, head) if head else []
 
     def _in_answer(self, text: str) -> list[PartText]:
-        """A mark at the end of the output is dropped."""
         end = self._marks.answer_end
         if not end:
             return _answer(text)
@@ -218,12 +214,12 @@ class StopStringBuffer:
 
     def __init__(self, thinking: Thinking) -> None:
         self._thoughts: ReasoningTracker | None = ReasoningTracker(thinking.begin, thinking.end)
-        """Reasoning that has not ended, or None."""
+        """Unset once the reasoning has ended."""
         self._mark = thinking.shown_behind.encode()
         self._text = b""
 
     def ends_with(self, piece: bytes) -> bool:
-        """Return True if the text behind this token is for the user, after which reading ends."""
+        """Return True at the text for the user, after which reading ends."""
         answer: bytes | None = piece
         if self._thoughts is not None:
             answer = self._thoughts.read(piece)

@@ -38,8 +38,8 @@ from openai_cpu_server.storage.private_files import SoleWriter
 logger = logging.getLogger(__name__)
 
 _STACK_BYTES = 64 * 2**20
-"""Maximum stack of each thread; unused parts take no memory. llguidance recurses over clients' grammars in
-threads, and 8 MiB suffice for all grammars that `structured` accepts."""
+"""Maximum stack of each thread. llguidance recurses over clients' grammars, and 8 MiB suffice for all that
+`structured` accepts."""
 _MOST_TURNS = 60
 """Turns of a measurement at start, of a second beside batch work. The largest models take 40 s."""
 
@@ -91,8 +91,7 @@ def calibrated(
 
 
 def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
-    """Return None if other engines have more work; the measurement then continues while the engine is
-    idle."""
+    """Return None if other engines have more work; the measurement continues when idle."""
     for _ in range(_MOST_TURNS):
         curve = calibrator.measure(lambda: turn.is_wanted)
         if curve is not None or turn.sharing.beside_interactive:

@@ -1,4 +1,4 @@
-"""Adapters that an engine should have, their states, and the callers that wait for them."""
+"""Adapters of an engine, and the callers that wait for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class PendingResults(dict[Key, "asyncio.Future[Result]"]):
-    """Results of an engine process by key. A caller may leave; the result comes all the same."""
+    """Results by key. A caller may leave; the result comes all the same."""
 
     def expect(self, key: Key) -> None:
         self.setdefault(key, asyncio.get_running_loop().create_future())
@@ -38,12 +38,11 @@ class PendingResults(dict[Key, "asyncio.Future[Result]"]):
 
 
 class AdapterControl:
-    """Adapters of an engine across its successive processes, by key. A name may also have a successor that is
-    being loaded, and old ones that are still in use."""
+    """Adapters of an engine across its processes, by key. A name may also have a successor that is loading,
+    and old ones in use."""
 
     def __init__(self, adapters: Iterable[Adapter]) -> None:
         self.is_used: Callable[[str], bool] = lambda key: False
-        """Set by the client."""
         self._statuses: dict[str, AdapterStatus] = {}
         self._named: dict[str, str] = {}
         self._being_loaded: str | None = None
@@ -55,7 +54,7 @@ class AdapterControl:
 
     @property
     def offered(self) -> tuple[AdapterStatus, ...]:
-        """Adapters that requests may name, and those that were rejected at the start."""
+        """Adapters for requests, and those rejected at the start."""
         return tuple(self._statuses[key] for key in self._named.values())
 
     @property
@@ -76,8 +75,8 @@ class AdapterControl:
     # -- for the engine's client -------------------------------------------------------------------------
 
     async def load(self, adapter: Adapter) -> AdapterStatus:
-        """Load an adapter and give it its name; an older one of that name is freed with its last request.
-        Raises `AdapterFailed`, and then nothing has changed."""
+        """Load an adapter; an older one of its name is freed with its last request. Raises `AdapterFailed`,
+        and then nothing has changed."""
         key = adapter.key
         status = self._statuses.get(key)
         if status is not None and status.state is AdapterState.FAILED:
@@ -104,7 +103,7 @@ class AdapterControl:
         return True
 
     def free(self) -> None:
-        """Free adapters that no new request gets, once no live one uses them."""
+        """Free adapters once no request uses them."""
         named = self._named.values()
         for key, status in list(self._statuses.items()):
             if status.state is AdapterState.READY and key not in named and not self.is_used(key):

@@ -1,4 +1,4 @@
-"""API calls to an engine: their acceptance within the limits of the queue, and their results."""
+"""Acceptance of API calls within the queue's limits, and their results."""
 
 from __future__ import annotations
 
@@ -119,11 +119,8 @@ def _num_bytes(event: TokenEvent) -> int:
 
 
 class GenerationAnswer(EngineAnswer[TokenEvent]):
-    """Events of one API call's sequences. Leaving its context cancels unfinished ones.
-
-    Iterating raises `GenerationFailed` when a sequence ends with an error, `ConstraintFailed` if the error is
-    its grammar's, and `RequestCancelled` if it was cancelled from elsewhere.
-    """
+    """Events of one API call. Leaving its context cancels unfinished sequences; iterating raises
+    `GenerationFailed`, `ConstraintFailed` for a bad grammar, or `RequestCancelled`."""
 
     def __init__(
         self,
@@ -138,7 +135,6 @@ class GenerationAnswer(EngineAnswer[TokenEvent]):
         self._max_held_bytes = max_held_bytes
         self._held_bytes = 0
         self._behind_since_s = 0.0
-        """Time since which the reader has been behind without a pause."""
 
     async def __aenter__(self) -> GenerationAnswer:
         return self
@@ -197,8 +193,7 @@ class EmbeddingAnswer(EngineAnswer[Embedded]):
         return self
 
     async def vectors(self) -> bytes:
-        """Return all rows in the order of the inputs; may be called once. Raises the error that ended the
-        call."""
+        """Return all rows in order; may be called once. Raises the call's error."""
         rows = []
         while not self._is_over:
             item = await self._take()
@@ -228,8 +223,7 @@ UNKNOWN_S = 1.0
 
 
 def wait_until_left_s(expected_s: Sequence[float], num: int) -> float:
-    """Return the seconds until `num` requests have left the queue. Later ones are assumed to leave at the
-    rate of the first."""
+    """Seconds until `num` requests have left, at the rate of the first."""
     if not expected_s:
         return UNKNOWN_S
     if num <= len(expected_s):
@@ -238,21 +232,19 @@ def wait_until_left_s(expected_s: Sequence[float], num: int) -> float:
 
 
 class RequestProxy(Protocol):
-    """Transport of live requests to an engine or a replica, and of its events back."""
-
     @property
     def live(self) -> AcceptedRequests: ...
 
     def accept(self, call: Sequence[AcceptedRequest]) -> None: ...
 
     def cancel(self, *request_ids: str) -> None:
-        """Stop computing these requests, without a notification of their readers."""
+        """Stop computing, without notifying the readers."""
 
     def stop(self, live: AcceptedRequest) -> None:
-        """Finish the request with its output so far. The engine that computes it notifies the reader."""
+        """Finish the request with its output so far. The engine notifies the reader."""
 
     def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
-        """End the reasoning behind the present output, with `ending` as the request's new constraint."""
+        """End the reasoning, with `ending` as the request's new constraint."""
 
 
 @dataclass(eq=False)
@@ -262,8 +254,8 @@ class RequestAdmission:
     adapters: Callable[[], Iterable[AdapterStatus]]
     _: KW_ONLY
     max_queue: int
-    """Waiting requests of each priority. Beyond it, accounts with less than an equal share are still
-    accepted, because one account must not shut the others out."""
+    """Waiting requests of each priority. Accounts with less than an equal share may exceed it, because one
+    account must not shut the others out."""
     max_held_bytes: int
     """Unread events of each call."""
     clock: Callable[[], float]
@@ -281,8 +273,7 @@ class RequestAdmission:
         return generation
 
     def embed(self, info: ModelInfo, request: EmbedRequest) -> EmbeddingAnswer:
-        """Accept an API call. Raises CulpritsLimited, QueueFull, and InvalidRequest for an empty or too long
-        input."""
+        """Accept an API call. Raises CulpritsLimited, QueueFull, InvalidRequest."""
         if info.kind is ModelKind.GENERATES:
             raise _wrong_kind(info, "embed")
         limit = info.max_input_tokens
@@ -314,7 +305,6 @@ class RequestAdmission:
         return True
 
     def _check(self, request: EngineRequest, num_new: int) -> None:
-        """Check the limits. Raises CulpritsLimited, InvalidRequest, QueueFull."""
         self.culprits.check(request.account)
         if num_new > self.max_queue:
             message = (

@@ -1,8 +1,5 @@
-"""Engine process from its start to its death, its socket, and the watchdog that kills it if it hangs.
-
-The watchdog's limits are generous because a busy machine makes a step ten or a hundred times slower, and
-killing a healthy engine costs every client a restart.
-"""
+"""Engine process from its start to its death, and the watchdog that kills it if it hangs. Its limits are
+generous, because a busy machine makes steps a hundred times slower, and a restart harms every client."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from openai_cpu_server.contract import messages
 from openai_cpu_server.engine_client.deaths import Death, MemoryKiller
 
 _AT_ONCE = 1_000_000
-"""Tokens, or bytes of media, to frame at once, which takes milliseconds. A call may have millions."""
+"""Tokens or bytes to frame at once, which takes milliseconds."""
 
 
 class ClientChannel:
@@ -32,7 +29,7 @@ class ClientChannel:
         self._reader = reader
         self._writer = writer
         self._waiting: deque[messages.Sent] = deque()
-        """Messages to send when the loop has done other work and the engine has read the previous ones."""
+        """Sent when the engine has read the previous messages."""
         self._resuming: asyncio.Task[None] | None = None
 
     @classmethod
@@ -40,8 +37,8 @@ class ClientChannel:
         return cls(*await asyncio.open_connection(sock=sock))
 
     def send(self, *commands: messages.Command) -> None:
-        """Send commands together, or in several pieces with other work of the loop between them if they have
-        very many tokens or media. Commands to a dead engine are lost."""
+        """Send commands, in pieces with other work of the loop between them if they are large. Commands to a
+        dead engine are lost."""
         is_waiting = bool(self._waiting)
         for command in commands:
             self._waiting.extend(messages.in_parts(command))
@@ -88,14 +85,14 @@ def _size(message: messages.Sent) -> int:
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Return the memory of a process, by default this one, read at most once per second; 0 if unreadable."""
+    """Memory, read at most once per second; 0 if unreadable."""
     return _resident_bytes(pid, int(time.monotonic()))
 
 
 @functools.lru_cache(maxsize=64)
 def _resident_bytes(pid: int | None, second: int) -> int:
-    """`/health` needs it six times. Each read gives up the interpreter's lock, and threads that decode 20 MB
-    return it 5 ms later."""
+    """`/health` needs it six times. Reads give up the interpreter's lock, which threads that decode 20 MB
+    return 5 ms later."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except (psutil.Error, OSError):
@@ -103,13 +100,13 @@ def _resident_bytes(pid: int | None, second: int) -> int:
 
 
 class EngineProcess:
-    """Owner of a child process and its socket. The child ends when the socket does."""
+    """Owner of a child process, which ends with its socket."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, channel: ClientChannel, *, grace_s: float
     ) -> None:
         self.is_closing = False
-        """True if the process has been requested to end. Its further messages are ignored."""
+        """Further messages are ignored."""
         self.send, self.receive = channel.send, channel.receive
         self._process = process
         self._channel = channel
@@ -117,8 +114,8 @@ class EngineProcess:
 
     @classmethod
     async def spawn(cls, command: Sequence[str], options: messages.EngineOptions) -> EngineProcess:
-        """Start `command` with its socket's file descriptor as last argument, and send it the options. Raises
-        OSError, and RuntimeError if no thread is available to wait for its end."""
+        """Start `command` with the socket's descriptor as last argument, and send the options. Raises
+        OSError, and RuntimeError without a thread to wait for its end."""
         ours, theirs = socket.socketpair()
         with theirs:
             channel = await ClientChannel.open(ours)
@@ -139,7 +136,7 @@ class EngineProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """Exit status, or None while it lives. A negative one is the number of the signal that killed it."""
+        """Unset while it lives; negative for a signal."""
         return self._process.returncode
 
     @property
@@ -170,17 +167,17 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float | None = 60.0
     """Longest silence in a step, or 300 times its expected time if that is longer. None: no limit."""
     load_s: float | None = 1800.0
-    """Longest silence while the model is loaded and its steps are measured. None: no limit."""
+    """Longest silence while the model is loaded and measured. None: no limit."""
 
 
 class HangDetector:
-    """Timer of one engine process's silence, which gets all events."""
+    """Timer of one process's silence."""
 
     def __init__(self, limits: HangLimits, *, now_s: float) -> None:
         self.silence_s = 0.0
-        """Silence while the engine had work, counting only time in which this process itself ran."""
+        """Silence during work, counting only time in which this process ran."""
         self.handling_s: float | None = None
-        """Time for which a request has been handled outside of steps, despite other events, or None."""
+        """Time of handling a request outside of steps, or None."""
         self._limits = limits
         self._checked_s = now_s
         self._expected_s = 0.0
@@ -199,8 +196,8 @@ class HangDetector:
         return max(self.silence_s, self.handling_s or 0.0)
 
     def is_hung(self, now_s: float, *, is_loading: bool, is_pending: bool, is_waiting: bool = False) -> bool:
-        """`is_waiting`: another engine computes, so this one may not. A long gap between two checks counts as
-        a short one, because this process had no CPU then, and neither had the engine."""
+        """`is_waiting`: another engine computes. A long gap between two checks counts as a short one, because
+        this process had no CPU then."""
         waited = min(now_s - self._checked_s, 2 * TICK_S)
         self._checked_s = now_s
         is_due = (is_loading or is_pending) and not is_waiting
@@ -215,7 +212,7 @@ class HangDetector:
 
 @dataclass(eq=False)
 class Watchdog:
-    """Receiver of the process's events, which also checks it every `TICK_S` until `stop`."""
+    """Receiver of events, which checks the process every `TICK_S` until `stop`."""
 
     process: EngineProcess
     _: KW_ONLY
@@ -225,7 +222,6 @@ class Watchdog:
     is_loading: Callable[[], bool]
     is_pending: Callable[[], bool]
     is_waiting: Callable[[], bool]
-    """True while another engine uses the cores, which is not a hang."""
     _hung_s: float | None = None
     _unreadable: str | None = None
 

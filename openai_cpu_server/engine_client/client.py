@@ -1,4 +1,4 @@
-"""The `Engine` of the API for a local engine process."""
+"""The API's `Engine` for a local process."""
 
 from __future__ import annotations
 
@@ -49,13 +49,12 @@ class Residency:
 
     @property
     def has_requests(self) -> bool:
-        """True if requests are live, or callers wait for adapters or media."""
         news = self._supervisor.news
         return self._replay.num_live > 0 or news.adapters.is_awaited or news.shapes.is_awaited
 
     @property
     def last_use_s(self) -> float:
-        """Time on the clock when a request last arrived or ended, or the engine became ready."""
+        """Clock time of the last arrival or end, or of becoming ready."""
         return self._replay.delivery.last_use_s
 
     @property
@@ -63,7 +62,7 @@ class Residency:
         return self._supervisor.failed_s
 
     async def sleep(self) -> None:
-        """Requests that arrive meanwhile wait for the next process."""
+        """New requests wait for the next process."""
         assert not self.is_at_work, "it has requests"
         self._replay.lost()
         await self._supervisor.sleep()
@@ -82,11 +81,11 @@ class EngineClient:
         max_held_bytes: int = 4 * 1024 * 1024,
         culprits: CulpritLedger | None = None,
     ) -> None:
-        """`max_queue`: waiting requests of each priority. `max_held_bytes`: unread events of each API call.
+        """`max_queue`: waiting requests of each priority; `max_held_bytes`: unread events of each call.
         `culprits`: shared by all engines, or None if this is the only one."""
         self.on_wanted: Callable[[], None] | None = None
-        """Called when a request needs an engine that is not loaded. It must arrange that this one is
-        woken, or raise the request's error. None: such requests are rejected."""
+        """Called when a request needs an engine that is not loaded: wakes it, or raises the request's error.
+        None: such requests are rejected."""
         clock = time.monotonic
         culprits = culprits or CulpritLedger(clock)
         self._supervisor = supervisor
@@ -179,7 +178,7 @@ class EngineClient:
         return self._supervisor.pid
 
     async def run(self) -> None:
-        """Raise `StartupError` if the first engine process cannot start."""
+        """Serve until the end. Raises `StartupError` if the first process cannot start."""
         await self._supervisor.run(self._replay)
 
     async def drain(self, seconds: float) -> None:

@@ -17,13 +17,12 @@ _WINDOW_S = 600.0
 
 
 class CulpritLedger:
-    """Count of API calls that crashed engines, by account, for all engines of a server. An account with
-    `LIMIT` of them within ten minutes is rejected, but never the account ""."""
+    """API calls that crashed engines, by account, for all engines. An account with `LIMIT` within ten minutes
+    is rejected, but never the account ""."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._calls: dict[str, dict[str, float]] = {}
-        """Time of each call's conviction, by account."""
 
     def book(self, account: str, call: str) -> None:
         """Count only the first of a call's sequences."""
@@ -32,7 +31,7 @@ class CulpritLedger:
             self._calls.setdefault(account, {}).setdefault(call, self._clock())
 
     def check(self, account: str) -> None:
-        """Check an account's limit. Raises CulpritsLimited."""
+        """Reject an account beyond its limit. Raises CulpritsLimited."""
         last = sorted(self._recent(account))[-LIMIT:]
         if len(last) == LIMIT:
             raise CulpritsLimited(LIMIT, retry_after_s=last[0] + _WINDOW_S - self._clock())
@@ -43,7 +42,7 @@ class CulpritLedger:
 
 class AbsentSuspects:
     """Suspects that have left. Once all others are cleared they explain the deaths; if all belong to one
-    account, it is counted as the culprit's."""
+    account, it is to blame."""
 
     def __init__(self, culprits: CulpritLedger) -> None:
         self._culprits = culprits
@@ -71,42 +70,25 @@ class AbsentSuspects:
 
 
 _POINTS = {DeathKind.FAULT: 3, DeathKind.HANG: 3, DeathKind.MEMORY: 2, DeathKind.KILL: 2}
-"""Suspicion that a death brings upon each accused request. It accumulates for a request that was alone."""
+"""Suspicion that a death brings upon each accused request, accumulated if it was alone."""
 _GUILTY = 6
-"""Two faults in a row without a token between them, or three kills, all but the first while the request was
-alone."""
+"""Two faults in a row without a token between them, or three kills, all but the first while alone."""
 
 
 class SearchVerdict(NamedTuple):
     guilty: list[AcceptedRequest]
     num_suspects: int
     is_closer: bool
-    """True if the foremost suspects are fewer than before, so that the search needed this death."""
+    """True if fewer suspects are left after this death."""
 
 
 @dataclass(eq=False)
 class CulpritSearch:
-    """Search by bisection: suspects after a death are in groups, and one half of the first group at a time is
-    on trial.
-
-    Requests on trial are computed while the other suspects wait outside the engine. When each of them has
-    made progress, the next half is tried. If the engine dies again, those on trial are the foremost suspects,
-    and are halved. So it takes about log2(n) deaths to find a culprit. Interactive requests are tried first,
-    then those without progress in the dead engine, then the newest.
-
-    Other requests wait until one half has proved itself, unless they have a better priority than those on
-    trial. If the engine dies with them beside a trial, they are suspects after those on trial.
-
-    A request fails only if the engine dies while it computes that request alone, and has died during it
-    before. So the last suspect of a search is tried entirely alone. So is one that was being handled outside
-    of steps, which is the likeliest culprit.
-
-    A kill from outside accuses only requests without progress in that engine. A kill -9 at a random moment
-    harms no request, but one that brings the out-of-memory killer every time is found.
-    """
+    """Search by bisection: one half of the first group is on trial until each request has progressed, while
+    the other suspects wait. A request fails only if the engine dies twice with it, the second time alone."""
 
     _groups: list[list[AcceptedRequest]] = field(default_factory=list)
-    """Suspects that wait for their trial. A group has one priority."""
+    """Waiting suspects, by priority."""
     _on_trial: list[AcceptedRequest] = field(default_factory=list)
     _alone: AcceptedRequest | None = None
     _has_proof: bool = False
@@ -125,7 +107,8 @@ class CulpritSearch:
     def died(
         self, kind: DeathKind, present: Sequence[AcceptedRequest], handled: AcceptedRequest | None
     ) -> SearchVerdict:
-        """`present`: requests that were computed or handled, the oldest first."""
+        """`present`: computed or handled requests, the oldest first."""
+        # A kill -9 at a random moment harms no request; one that each time brings the memory killer is found.
         accused = [live for live in present if not (kind.is_from_outside and live.has_advanced)]
         again = [live for live in _suspected(self._on_trial) if live in accused]
         for live in accused:
@@ -179,7 +162,7 @@ def _suspected(some: Iterable[AcceptedRequest]) -> list[AcceptedRequest]:
 
 
 class OutsideRequests:
-    """Live requests that are not in the engine, and those of them that may enter."""
+    """Live requests outside the engine."""
 
     def __init__(self, live: AcceptedRequests) -> None:
         self._live = live

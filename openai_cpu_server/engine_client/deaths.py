@@ -1,4 +1,4 @@
-"""Causes and counts of engine deaths, and the limit at which they are too many."""
+"""Causes and counts of engine deaths."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _NOT_STARTED, _BAD_MESSAGE = "not_started", "bad_message"
 
 class DeathKind(enum.Enum):
     FAULT = "fault"
-    """Fault or abort in native code, or an exit."""
+    """Crash in native code, or an exit."""
     HANG = "hang"
     MEMORY = "memory"
     KILL = "kill"
-    """Signal from outside: from an operator, a guard, or the system without a stated reason."""
+    """Signal from an operator, a guard, or the system."""
 
     @property
     def is_from_outside(self) -> bool:
@@ -39,7 +39,7 @@ class SearchProgress(enum.Enum):
     CLOSER = "closer"
     """The search needed the death and has come closer."""
     FOUND = "found"
-    """The death has shown the culprit, which explains the previous deaths, too."""
+    """The culprit is found, which explains earlier deaths, too."""
 
 
 class Death(msgspec.Struct, frozen=True):
@@ -86,12 +86,12 @@ class Death(msgspec.Struct, frozen=True):
 _VMSTAT = Path("/proc/vmstat")
 _COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _LOOKS = 20
-"""Number of remembered readings, because freeing memory may take seconds until the death is noticed."""
+"""Remembered readings, because freeing memory may take seconds until the death is noticed."""
 
 
 class MemoryKiller:
-    """Observer of the kernel's count of out-of-memory kills. Linux counts them over the whole machine, in any
-    container, but not those of a guard in user space (earlyoom, systemd-oomd)."""
+    """Observer of the kernel's count of out-of-memory kills, over the whole machine. Guards in user space
+    (earlyoom, systemd-oomd) are not counted."""
 
     def __init__(self, vmstat: Path = _VMSTAT) -> None:
         self._vmstat = vmstat
@@ -99,12 +99,12 @@ class MemoryKiller:
         self.look()
 
     def look(self) -> None:
-        """Read the count, which takes 0.1 ms. Should be called about every half second."""
+        """Read the count, which takes 0.1 ms, about every half second."""
         self._seen.append(self._count())
 
     @property
     def has_struck(self) -> bool:
-        """True if the count has grown since the oldest remembered reading, False without a count."""
+        """True if the count has grown."""
         before, now = self._seen[0], self._count()
         return before is not None and now is not None and now > before
 
@@ -121,12 +121,8 @@ _MINUTE_S = 60.0
 
 
 class CrashRecord:
-    """Deaths that indicate a fault of the server, of which `max_a_minute` within a minute are too many. So
-    are as many failed starts in a row, however long a large model loads.
-
-    Deaths that bring the search for a culprit closer do not count, because there are only few. The first one
-    of a search does, until the culprit is found.
-    """
+    """Deaths and failed starts that indicate a fault of the server, of which `max_a_minute` are too many.
+    Deaths that a search for a culprit needs do not count, except for its first until the culprit is found."""
 
     def __init__(self, *, max_a_minute: int, clock: Callable[[], float]) -> None:
         self.max_a_minute = max_a_minute
@@ -134,14 +130,14 @@ class CrashRecord:
         self._times: deque[float] = deque(maxlen=max_a_minute)
         self._failed_starts = 0
         self._in_a_row = 0
-        """Counted deaths since the last one that did not count."""
+        """Counted deaths in a row."""
 
     def note(self) -> None:
         self._in_a_row += 1
         self._times.append(self._clock())
 
     def excuse(self) -> None:
-        """Record a death without a fault, so that the next start need not wait."""
+        """Let the next start begin without a delay."""
         self._in_a_row = 0
 
     def start_failed(self) -> None:
@@ -161,8 +157,7 @@ class CrashRecord:
 
     @property
     def backoff_s(self) -> float:
-        """Delay before the next start: 0.1 s, doubled with each failed start or counted death in a row, up to
-        6.4 s."""
+        """Delay before the next start: 0.1 s, doubled with each death in a row, up to 6.4 s."""
         doublings = max(min(self._recent(), self._in_a_row), self._failed_starts) - 1
         return _FIRST_BACKOFF_S * 2.0 ** min(6, max(0, doublings))
 

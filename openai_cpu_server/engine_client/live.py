@@ -1,5 +1,4 @@
-"""Accepted requests that have not ended, and the receivers of their results. The engine that computes them
-may be local or remote."""
+"""Accepted requests that have not ended."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from openai_cpu_server.errors import GenerationFailed, ServerError
 
 
 class AnswerSink(Protocol):
-    """Receiver of a request's events. All methods return at once."""
+    """Receiver of events, whose methods return at once."""
 
     def start(self) -> None: ...
 
@@ -55,21 +54,21 @@ class AcceptedRequest:
     output: list[int] = field(default_factory=list)
     num_embedded: int = 0
     suspicion: int = 0
-    """Suspicion of killing engines, in the points of `culprits`, or in replicas that were lost with it."""
+    """Points of `culprits`, or replicas lost with it."""
     has_advanced: bool = False
-    """True if it has gained tokens or vectors in the present engine process."""
+    """True after output in the present process."""
     state: RequestState = RequestState.WAITING
     expected: ExpectedStart | None = None
     is_stopping: bool = False
     num_replaced: int = 0
-    """Number of resubmissions whose predecessor has not finished. Until then events are its own."""
+    """Resubmissions whose predecessor has not finished. Until then events are its own."""
 
     @property
     def call(self) -> str:
         return names_of(self.request.id)[1]
 
     def commands(self, request_id: str | None = None) -> Iterator[Submit | CancelRequest]:
-        """Yield the commands for an engine that should compute it under the name `request_id`."""
+        """Yield the commands for an engine that names the request `request_id`."""
         name = request_id or self.request.id
         request = msgspec.structs.replace(self.request, id=name)
         yield Submit(request=request, output=tuple(self.output), num_embedded=self.num_embedded)
@@ -88,7 +87,7 @@ class AcceptedRequest:
         return len(self.request.inputs) if isinstance(self.request, EmbedRequest) else None
 
     def advance(self, event: TokenEvent | Embedded) -> bool:
-        """Return True if the event is the request's last."""
+        """Return True for the last event."""
         if isinstance(event, TokenEvent):
             self.output.extend(event.tokens)
             return event.finish is not None
@@ -140,7 +139,7 @@ class AcceptedRequests:
         return self._live.get(request_id)
 
     def call_of(self, name: str) -> list[AcceptedRequest]:
-        """Return the requests of the API call with this id, or with this sequence (`CALL/0`)."""
+        """Return the requests of a call or a sequence (`CALL/0`)."""
         answers = {live.answer for live in self if name in names_of(live.request.id)}
         return [live for live in self if live.answer in answers]
 
@@ -153,7 +152,7 @@ class AcceptedRequests:
         return Counter(live.request.account for live in waiting if live.request.priority is priority)
 
     def expected_waits_s(self, priority: Priority, now_s: float) -> list[float]:
-        """Times from now to the first tokens of requests near the head of the queue, ascending."""
+        """Times until the first tokens of requests near the queue's head, ascending."""
         waiting = [live for live in self if live.request.priority is priority and live.expected]
         return sorted(max(0.0, live.expected.first_token_s - now_s) for live in waiting if live.expected)
 
@@ -170,8 +169,8 @@ class AcceptedRequests:
     def waiting(
         self, places: Iterable[QueuePlace], now_s: float, *, among: Iterable[AcceptedRequest] | None = None
     ) -> dict[AnswerSink, QueuePlace]:
-        """Update the head of the queue, and return the first place of every call that waits as a whole.
-        `among`: requests of this queue if there are several."""
+        """Return the first place of every call that waits as a whole. `among`: requests of this queue, if
+        there are several."""
         foremost: dict[AnswerSink, QueuePlace] = {}
         for live in self._live.values() if among is None else among:
             live.expected = None
@@ -184,7 +183,7 @@ class AcceptedRequests:
         return {answer: place for answer, place in foremost.items() if answer not in running}
 
     def finish(self, live: AcceptedRequest) -> None:
-        """Remove a request that has had its last event. The search for culprits hears of it later."""
+        """Remove a request. The search for culprits hears of it later."""
         del self._live[live.request.id]
 
     def remove(self, request_id: str) -> AcceptedRequest | None:
@@ -208,7 +207,7 @@ class Delivery:
         self.live = AcceptedRequests()
         self.totals = ServedTotals()
         self.last_use_s = clock()
-        """Time on the clock when a request last arrived or ended, at first the time of construction."""
+        """Clock time of the last arrival or end, at first of construction."""
         self._clock = clock
         self._has_left = has_left
 
@@ -223,7 +222,7 @@ class Delivery:
         self.last_use_s = self._clock()
 
     def deliver(self, event: TokenEvent | Embedded) -> AcceptedRequest | None:
-        """Return the request that gained tokens or vectors, or None if it has left in the meantime."""
+        """Return the request that has advanced, or None if it has left."""
         live = self.live.get(event.id)
         if live is None:
             return None

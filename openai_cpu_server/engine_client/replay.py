@@ -1,4 +1,4 @@
-"""Transport of requests to the present engine process, and of its events back."""
+"""Transport of requests to the present process, and of events back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class RecoveryTimer:
-    """Log of the time from a first death until all affected requests have progressed or left."""
+    """Log of the time from a death until all affected requests have advanced."""
 
     clock: Callable[[], float]
     _missing: set[str] = field(default_factory=set)
@@ -49,7 +49,7 @@ class RecoveryTimer:
 
 
 class RequestReplay:
-    """Resubmission of the requests of a dead engine process to the next one, with their output so far."""
+    """Resubmission of a dead process's requests, with their output so far."""
 
     def __init__(self, clock: Callable[[], float], left: Callable[[], None], culprits: CulpritLedger) -> None:
         self._left = left
@@ -59,7 +59,7 @@ class RequestReplay:
         self.delivery = Delivery(clock, self._has_left)
         self._outside = OutsideRequests(self.delivery.live)
         self._send: Callable[..., None] | None = None
-        """Sender to the engine process, or None while none is ready and requests wait in `live`."""
+        """Unset while requests wait for a process."""
         self._is_held_back = False
         self._recovery = RecoveryTimer(clock)
 
@@ -90,7 +90,7 @@ class RequestReplay:
             self._send(messages.CancelRequest(id=live.request.id, reason=messages.FinishReason.STOP))
 
     def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
-        """Later events of the request's previous form are dropped."""
+        """Drop later events of the request's previous form."""
         live.end_thinking(ending)
         if self._send is not None and self._outside.has_sent(live):
             live.num_replaced += 1
@@ -151,8 +151,7 @@ class RequestReplay:
                     answer.wait_at(place)
 
     def has_explained(self) -> bool:
-        """Return True, once, if the deaths so far were caused by requests that have left. Must be called
-        before `died`."""
+        """Return True, once, if requests that have left caused the deaths. Called before `died`."""
         return self._absent.take_conclusion()
 
     def died(self, death: Death) -> SearchProgress:

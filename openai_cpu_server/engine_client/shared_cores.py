@@ -1,8 +1,5 @@
-"""Turns of several engine processes on one machine's cores.
-
-`CoreTurns` is pure: times are arguments in seconds. Interactive work goes first, batch work keeps a share of
-the time, and within a priority engines take turns by their used time.
-"""
+"""Turns of several engine processes on one machine's cores. `CoreTurns` is pure, with times in seconds:
+interactive work first, then turns by used time."""
 
 from __future__ import annotations
 
@@ -18,15 +15,14 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.fairness import Credit, FairTurns
 
 INTERACTIVE_TURN_S = 0.02
-"""Time after which a turn between interactive work of several engines ends with the current step. With steps
-of 0.5 ms two engines together compute as many tokens as one alone (docs/scheduling.md), and the pause is too
-short to see."""
+"""Longest turn between interactive work of several engines. With steps of 0.5 ms two engines together compute
+as many tokens as one alone (docs/scheduling.md)."""
 BATCH_TURN_S = 1.0
 """The same for batch work: one or two of its longest steps."""
 FIRST_PRICE_S = 0.13
 LONGEST_COURTESY_S = 2.0
-"""Time for which due batch work lets new interactive work go first. It bounds its wait under a steady flow
-of new requests, one of which then waits for a short step."""
+"""Time for which due batch work lets new interactive work go first. It bounds its wait under a steady flow of
+new requests."""
 
 
 _NOT_WORTH_SENDING_S = 1e-3
@@ -43,20 +39,15 @@ class TurnTaker:
     name: str
     work: Priority | None = None
     is_newcomer: bool = False
-    """True if its interactive work has had no turn since it began."""
+    """True until its interactive work has had a turn."""
     used_s: dict[Priority, float] = field(default_factory=lambda: dict.fromkeys(Priority, 0.0))
     price_s: float = FIRST_PRICE_S
-    """Duration of its last turn of batch work beside interactive work."""
+    """Duration of the last batch turn beside interactive work."""
 
 
 class CoreTurns:
-    """Holder of the turn and its successor. Call a method for each event, then `decide`.
-
-    Batch work earns credit while it contends with interactive work of another engine. When the credit pays
-    for a turn of one short step, the turn is due. It lets new interactive work go first for a while. The
-    credit lapses when batch work gets a turn otherwise. It stays while batch work wants nothing, as between
-    the requests of a client that sends them one after the other.
-    """
+    """Holder of the turn and its successor: call a method for each event, then `decide`. Batch work beside
+    others' interactive work earns credit for turns of one short step."""
 
     def __init__(self, *, batch_floor: float) -> None:
         self._participants: dict[str, TurnTaker] = {}
@@ -64,10 +55,10 @@ class CoreTurns:
         self._holder: TurnTaker | None = None
         self._granted_s = 0.0
         self._until_s = math.inf
-        """End of the holder's turn as it was last sent."""
+        """End of the holder's turn as last sent."""
         self._has_interrupted = False
         self._is_floor_turn = False
-        """True if the holder computes batch work although interactive work waits."""
+        """True for a batch turn while interactive work waits."""
         self._credit = Credit(batch_floor)
         self._due_since_s: float | None = None
         self._booked_s = 0.0
@@ -225,7 +216,7 @@ Send = Callable[[Command], None]
 class SharedCores:
     def __init__(self, *, batch_floor: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.turns = CoreTurns(batch_floor=batch_floor)
-        """For partners, which call `act` after each change."""
+        """Partners call `act` after each change."""
         self.clock = clock
         self._sends: dict[str, Send] = {}
         self._numbers = count(1)
@@ -259,7 +250,7 @@ class SharedCores:
 
 
 class CoresPartner:
-    """Part of one engine in the sharing. Its successive processes enter and leave."""
+    """One engine, through its successive processes."""
 
     def __init__(self, cores: SharedCores, name: str) -> None:
         self.name = name
@@ -271,7 +262,7 @@ class CoresPartner:
         self._cores.enter(self.name, send)
 
     def leave(self) -> None:
-        """Remove a dead or ending process. May be called twice."""
+        """Remove a process. May be called twice."""
         self._used_before_s = {work: self.used_s(work) for work in Priority}
         self._loads_as = None
         self._cores.leave(self.name)
@@ -289,8 +280,8 @@ class CoresPartner:
         self._cores.act()
 
     def request_came(self, priority: Priority) -> None:
-        """Make the load interactive work if it is batch work. A busy machine may have other work for seconds
-        between two pieces."""
+        """Make the load interactive work. A busy machine may have other work for seconds between two
+        pieces."""
         if self._loads_as is Priority.BATCH and priority is Priority.INTERACTIVE:
             self._loads_as = priority
             self._cores.turns.wants(self.name, priority, self._cores.clock())
@@ -305,7 +296,7 @@ class CoresPartner:
         return self.name in self._cores and self._cores.turns.is_awaited(self.name)
 
     def used_s(self, work: Priority) -> float:
-        """Time for which its processes have had the turn for this priority. Never falls."""
+        """Time of turns for this priority. Never falls."""
         cores = self._cores
         now_used_s = cores.turns.used_s(self.name, work, cores.clock()) if self.name in cores else 0.0
         return self._used_before_s[work] + now_used_s

@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 
 class EngineObserver(Protocol):
-    """Observer, called in the event loop, so it must be quick."""
+    """Observer in the event loop, which must be quick."""
 
     def step_done(self, figures: messages.StepFigures) -> None: ...
 
     def engine_died(self, cause: str) -> None:
-        """Report the death of a process that had served. `cause`: as `Death.cause`."""
+        """`cause`: as `Death.cause`. Only processes that had served are reported."""
 
 
 class _NoObserver:
@@ -46,7 +46,7 @@ NO_OBSERVER: EngineObserver = _NoObserver()
 
 
 _REMEMBERED = 256
-"""Remembered changes, at most ten a second. A router with an older version gets the whole set."""
+"""Changes, at most ten a second. A router with an older version gets the whole set."""
 
 
 @dataclass(eq=False)
@@ -88,7 +88,7 @@ class LoadProgress:
     timed: float | None = None
 
     def handle(self, event: messages.Loading) -> bool:
-        """Return True if another tenth of the model is loaded."""
+        """Return True after another tenth of the model."""
         if event.phase is messages.LoadingPhase.COSTS:
             self.timed = event.fraction
             return False
@@ -106,7 +106,7 @@ class LoadProgress:
 
 _MOST_SIZES = 4096
 _MOST_DEATHS = 2
-"""Number of processes that may die while measuring a size before it is rejected."""
+"""Deaths while measuring a size before it is rejected."""
 
 
 class MediaShapes:
@@ -125,7 +125,7 @@ class MediaShapes:
         return bool(self._pending)
 
     async def of(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
-        """Raise `InvalidRequest` or `EngineUnavailable`."""
+        """Return tokens and rows of media. Raises `InvalidRequest`, `EngineUnavailable`."""
         media = await self.measured(sizes)
         for one in media:
             if one.why_not:
@@ -181,7 +181,7 @@ class MediaShapes:
 
 
 class EngineNews:
-    """Latest facts about one engine across its successive processes."""
+    """Latest facts, across processes."""
 
     def __init__(
         self,
@@ -201,7 +201,6 @@ class EngineNews:
         self.is_throttled = False
         self.held_blocks = CachedBlocks()
         self.has_advanced = False
-        """True if the present process has produced tokens or vectors."""
         self._model_path = options.model_path
         self._info = foretold
         self._observer = observer

@@ -1,4 +1,4 @@
-"""Supervision of an engine process: start, watchdog, and replacement after a death."""
+"""Start, watchdog, and replacement of an engine process."""
 
 from __future__ import annotations
 
@@ -65,8 +65,6 @@ class EngineLifecycle:
 
 
 class NextOptions:
-    """Wanted options without features that ended processes."""
-
     def __init__(self, wished: EngineOptions) -> None:
         self.options = self._wished = wished
 
@@ -91,7 +89,7 @@ _NOT_LOADED = (EngineState.ASLEEP, EngineState.LOADING)
 
 
 class Supervisor:
-    """Owner of the engine process, which starts and ends it and decides about its deaths."""
+    """Owner of the engine process."""
 
     def __init__(
         self,
@@ -107,14 +105,13 @@ class Supervisor:
         foretold: ModelInfo | None = None,
         partner: CoresPartner | None = None,
     ) -> None:
-        """`command`: starts the engine; the number of its socket's file descriptor is appended.
-        `begins_asleep`: sleep until `wake`, and treat a model that cannot be loaded as a state instead of an
-        error. `foretold`: facts about the model before it is loaded. `partner`: set if engines share the
-        cores."""
+        """`command`: the number of its socket's descriptor is appended; `foretold`: facts before the model is
+        loaded; `partner`: set if engines share the cores. `begins_asleep`: wait for `wake`, and treat a
+        failure to load as a state."""
         self.news = EngineNews(options, observer=observer, foretold=foretold, partner=partner)
         self.reason: str | None = None
         self.failed_s: float | None = None
-        """Time of the failure on the clock, or None without one or after a new attempt."""
+        """Time of the failure, or None."""
         self._must_start = not begins_asleep
         """True until a first process is ready, if a failure to start ends the server."""
         self._command = tuple(command)
@@ -127,7 +124,6 @@ class Supervisor:
         self.settled = self._life.settled
         self._process: EngineProcess | None = None
         self._last_process: EngineProcess | None = None
-        """Process that may still be exiting."""
         self._start_failure: str | None = None
         self._gone = asyncio.Event()
         """Set while no process exists or is being started."""

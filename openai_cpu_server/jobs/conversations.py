@@ -1,5 +1,3 @@
-"""Conversations in the database."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +24,8 @@ _ITEMS = db.ItemTable(db.conversation_items, ConversationItem, db.conversation_i
 def add_turn(
     connection: Connection, owner: str, turn: ConversationTurn, now_s: float, *, only_new: bool
 ) -> bool:
-    """Append items, or return False if the conversation does not exist. Raises InvalidRequest for existing
-    items, unless `only_new` skips them."""
+    """Return False without a conversation. Raises InvalidRequest for existing items, unless `only_new` skips
+    them."""
     own = _CONVERSATIONS.one(owner, turn.conversation_id, now_s)
     # The update comes first because its lock keeps other transactions from numbering items meanwhile.
     changed = connection.execute(update(db.conversations).where(own).values(expires_at=turn.expires_at))
@@ -47,7 +45,7 @@ def add_turn(
 
 
 class ConversationRepository(StoringRepository[ConversationRecord]):
-    """Conversations, which live as long as responses, from their last change on."""
+    """Conversations live as long as responses, from their last change."""
 
     table, item_table = _CONVERSATIONS, _ITEMS
 
@@ -86,7 +84,7 @@ class ConversationRepository(StoringRepository[ConversationRecord]):
         return msgspec.structs.replace(record, metadata=new)
 
     async def append(self, owner: str, turn: ConversationTurn, *, only_new: bool = False) -> None:
-        """Add items. Raises InvalidRequest for an existing one unless `only_new`."""
+        """Raise InvalidRequest for an existing item unless `only_new`."""
 
         def add(connection: Connection) -> None:
             if not add_turn(connection, owner, turn, self.clock(), only_new=only_new):
@@ -127,7 +125,7 @@ class ConversationRepository(StoringRepository[ConversationRecord]):
     def delete_item(
         self, connection: Connection, owner: str, conversation_id: str, item_id: str
     ) -> ConversationRecord:
-        """Delete one item. The tokens of its answer are forgotten, because they are no longer whole."""
+        """Forget the tokens of the item's answer, which are no longer whole."""
         record = self.own(connection, owner, conversation_id)
         item, which = _item(connection, record, item_id)
         connection.execute(delete(db.conversation_items).where(which))

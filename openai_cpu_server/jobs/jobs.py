@@ -40,8 +40,8 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/em
 
 
 class Jobs:
-    """Owns the database. Call `run`, `keep_book` and `close` once each, the rest in between, from one
-    event loop. Objects of other owners raise JobObjectNotFound."""
+    """Call `run`, `keep_book` and `close` once each, the rest in between, from one event loop. Objects of
+    other owners raise JobObjectNotFound."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Jobs:
             self._ended.set()
 
     async def keep_book(self) -> None:
-        """Write usage until `close`, also after `stop`, because requests end while the server drains."""
+        """Write usage until `close`, because requests end after `stop` while the server drains."""
         if self._is_closed:
             return
         with anyio.CancelScope() as self._keeping:
@@ -116,8 +116,7 @@ class Jobs:
         limits: records.StorageLimits = records.NO_LIMITS,
         lifetime_s: int | None = None,
     ) -> records.FileRecord:
-        """Store a file; `content` is read in a thread. Raises StorageFull, DiskFull. `lifetime_s`: None to
-        keep it until it is deleted."""
+        """Store a file. Raises StorageFull, DiskFull; `lifetime_s`: None to keep it."""
         now = int(self._clock())
         record = records.FileRecord(
             id=_new_id("file-"),

@@ -1,5 +1,3 @@
-"""Records in the database, and options of batch jobs."""
-
 from __future__ import annotations
 
 import enum
@@ -15,7 +13,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 32
     """Rows of all batches."""
     max_batches: int = 4
-    """Batches that run at once, so that a short one need not wait for a long one."""
+    """Several, so that short ones need not wait."""
     lease_s: float = 30.0
     """Silence after which another server takes a batch."""
     response_lifetime_s: float = 30 * 24 * 3600
@@ -71,7 +69,7 @@ class FilePurpose(enum.Enum):
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Times are Unix seconds."""
+    """File, with times in Unix seconds."""
 
     id: str
     owner: str
@@ -126,7 +124,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
     model: str
-    """Only servers of this model run the batch."""
+    """Model whose servers run the batch."""
     endpoint: str
     input_file_id: str
     output_id: str
@@ -209,7 +207,7 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     response: bytes
     """JSON for clients."""
     written: bytes = b""
-    """Tokens of the output, in an encoding of the caller, or b"" if unknown."""
+    """Tokens of the output in the caller's encoding, or b"" if unknown."""
     vocabulary: str = ""
     lease_holder: str | None = None
     lease_until: float | None = None
@@ -228,7 +226,7 @@ class ConversationItem(msgspec.Struct, frozen=True, kw_only=True):
     content: bytes
     answer_id: str | None = None
     written: bytes = b""
-    """Tokens of that response's output, stored with its first item."""
+    """Tokens of the response, stored with its first item."""
     vocabulary: str = ""
 
 

@@ -1,5 +1,3 @@
-"""Stored responses in the database."""
-
 from __future__ import annotations
 
 import asyncio
@@ -38,7 +36,7 @@ _SLACK_S = 24 * 3600
 _PURGE_EVERY_S = 600.0
 RENEW_S = 5.0
 _LEASE_S = 30.0
-"""Silence after which another machine's response counts as abandoned."""
+"""Silence of another machine after which a response is abandoned."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -57,7 +55,7 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
         return msgspec.structs.replace(record, lease_holder=self._holder, lease_until=lease_until)
 
     def is_left_behind(self, record: ResponseRecord) -> bool:
-        """Return True if an unfinished response has lost its process."""
+        """Return True if the process of an unfinished response is gone."""
         if record.status.has_ended or record.lease_holder is None:
             return False
         return is_left_behind(record.lease_holder, record.lease_until, self.clock())
@@ -68,7 +66,7 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
     async def add(
         self, record: ResponseRecord, items: Sequence[ItemRecord], turn: ConversationTurn | None = None
     ) -> None:
-        """Store a response. `turn`: added to its conversation, if that still exists."""
+        """`turn`: added to its conversation, if that still exists."""
         await self.purge()
 
         def add(connection: Connection) -> None:
@@ -92,7 +90,7 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
         events: Sequence[bytes],
         turn: ConversationTurn | None = None,
     ) -> bool:
-        """Return False if the response has ended otherwise or is deleted."""
+        """Return False if the response has ended or is deleted."""
         packed = await asyncio.to_thread(lambda: zlib.compress(msgspec.msgpack.encode(events)))
         self.storage.grew(record.owner, _size(record, outputs, turn) + len(packed))
 
@@ -109,7 +107,7 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
 
     @db.writes
     def end(self, connection: Connection, record: ResponseRecord) -> bool:
-        """Store another end. Returns False if the response has ended."""
+        """Return False if the response has ended."""
         values = {"status": record.status.value, "response": record.response}
         return _change_active(connection, record.id, values)
 
@@ -124,8 +122,7 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
     def chain(
         self, connection: Connection, owner: str, response_id: str, *, max_bytes: int
     ) -> list[ChainedResponse]:
-        """Return a response and its predecessors, oldest first. Raises JobObjectNotFound, also for a deleted
-        predecessor."""
+        """Return the response and its predecessors, oldest first. Raises JobObjectNotFound."""
         last = self.own(connection, owner, response_id)
         ids = select(_chain(owner, last.id).c.id)
         own = _ITEMS.parent_id.in_(ids)
@@ -157,7 +154,7 @@ class ResponseRepository(StoringRepository[ResponseRecord]):
         return _ITEMS.page_of(connection, page, own, missing)
 
     async def events(self, response_id: str) -> list[bytes] | None:
-        """Return the stream of a background response, or None if it has none or has not ended."""
+        """Return the events, or None before the end or for other responses."""
         own = db.response_events.c.response_id == db.storable(response_id)
         query = select(db.response_events.c.content).where(own)
         packed: bytes | None = await self._read(lambda connection: connection.execute(query).scalar())

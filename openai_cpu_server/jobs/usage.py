@@ -1,4 +1,4 @@
-"""Usage of keys, summed by day, key and model over several servers."""
+"""Usage by day, key and model, from several servers."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns that are not grouped are None."""
+    """Ungrouped columns are None."""
 
     day: str | None = None
     key: str | None = None
     model: str | None = None
     amounts: Amounts
     cost: float | None
-    """Price of the usage, or None if no model has one."""
+    """Unset without a price."""
 
 
 class UsagePage(NamedTuple):
@@ -70,12 +70,12 @@ class UsagePage(NamedTuple):
 logger = logging.getLogger(__name__)
 
 WRITE_S = 5.0
-"""Seconds of usage that a killed process loses."""
+"""Seconds that a killed process loses."""
 
 
 @dataclass(eq=False)
 class UsageBook(db.Repository):
-    """Usage of keys. Unwritten sums stay in memory, one for each key, model and day."""
+    """Unwritten sums stay in memory, one for each key, model and day."""
 
     write_s: float = WRITE_S
 
@@ -104,7 +104,7 @@ class UsageBook(db.Repository):
             logger.exception("the usage of keys cannot be written")
 
     async def page(self, query: UsageQuery) -> UsagePage:
-        """Without the last seconds of other servers."""
+        """Other servers' last seconds are missing."""
         await self._write_new()
         return await self._page(query)
 
@@ -128,7 +128,7 @@ class UsageBook(db.Repository):
         return UsagePage(page, len(found) > query.page.limit, _sum(total))
 
     async def _write_new(self) -> None:
-        """Failures lose nothing."""
+        """Failed writes lose nothing."""
         async with self._lock:
             new, self._unwritten = self._unwritten, {}
             if not new:
@@ -143,7 +143,7 @@ class UsageBook(db.Repository):
 
     @db.writes
     def write(self, connection: sa.Connection, amounts: Mapping[UsageSlot, Amounts]) -> None:
-        """Add in one transaction, sorted, so that servers do not deadlock."""
+        """Add in sorted order, so that servers do not deadlock."""
         rows = [
             {"day": slot.day, "owner": slot.key, "model": slot.model, **msgspec.structs.asdict(amounts[slot])}
             for slot in sorted(amounts)

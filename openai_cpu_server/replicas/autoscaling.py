@@ -1,4 +1,4 @@
-"""Number of replicas, decided from their reported load and from the waits of interactive work."""
+"""Number of replicas, decided from their load and the waits of interactive work."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class AutoscaleOptions:
     target_load: float = 0.7
     """Largest share of the replicas' time for interactive work at full steps (docs/simulation.md)."""
     calm: float = 0.8
-    """Replicas end only if the rest stays below this share of both targets."""
+    """Share of both targets below which replicas end."""
     up_after_s: float = 15.0
     down_after_s: float = 300.0
     batch_within_s: float = 3600.0
     """Time for the waiting batch work, within `batch_floor`."""
     batch_floor: float = BY_DEFAULT.batch_floor
-    """Largest share of the replicas that exist for batch work."""
+    """Largest share of the replicas for batch work."""
     idle_after_s: float = 600.0
 
 
@@ -43,18 +43,18 @@ class ReplicaFleet:
     wait_ms: float
     """Wait of a new interactive request at the better of two serving replicas, as a router draws them."""
     load: float
-    """Number of replicas that the current interactive work occupies."""
+    """Replicas that the current interactive work occupies."""
     batch_ms: float
-    """Time that one replica would need for all waiting batch work."""
+    """Time for all waiting batch work on one replica."""
     num_live: int
-    """Running and waiting requests, also those without a replica."""
+    """Requests, also those without a replica."""
 
 
 class FleetMonitor:
     def __init__(self, window_s: float = 30.0) -> None:
         self._window_s = window_s
         self._work: dict[str, tuple[float, float]] = {}
-        """By replica: time of the last report, and interactive work done until then, in milliseconds."""
+        """Time of the last report, and interactive milliseconds until then, by replica."""
         self._loads: dict[str, float] = {}
 
     def look(
@@ -95,8 +95,7 @@ class Autoscaler:
     _busy_s: float | None = None
 
     def decide(self, fleet: ReplicaFleet, now_s: float) -> int:
-        """Return the number of replicas that should be present, loading ones included. Call it every few
-        seconds."""
+        """Return the wanted number, loading replicas included. Call it every few seconds."""
         options, present = self.options, fleet.num_present
         if self._busy_s is None or fleet.num_live:
             self._busy_s = now_s

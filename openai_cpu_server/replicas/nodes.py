@@ -1,5 +1,4 @@
-"""Model on several NUMA nodes: an engine on each, behind one `Engine`, for `--numa`. A request goes to
-the node that holds its prefix, or is free."""
+"""Engines on several NUMA nodes behind one `Engine`, for `--numa`."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ class NodeResidency:
 
     @property
     def failed_s(self) -> float | None:
-        """Time at which the last node failed, or None while one has not."""
+        """Time at which the last node failed, or None."""
         failed = [one.failed_s for one in self.supervisors if one.failed_s is not None]
         return max(failed) if len(failed) == len(self.supervisors) else None
 
@@ -82,7 +81,7 @@ class NodeResidency:
             one.fail(reason)
 
     def hold_back(self) -> None:
-        """Do nothing, because no other model needs the memory."""
+        """Do nothing: no other model needs the memory."""
 
     def release(self) -> None: ...
 

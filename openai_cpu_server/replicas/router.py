@@ -1,4 +1,4 @@
-"""Choice of a replica for each request."""
+"""Choice of a replica."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from openai_cpu_server.contract.request import Priority
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Part of a replica's report that routers and the autoscaler read."""
+    """Report for routers and the autoscaler."""
 
     state: EngineState
-    """State of its engine. While that restarts, only requests that stay with the replica are sent."""
+    """While it restarts, only requests that stay are sent."""
     forecast: Forecast | None = None
-    """Forecast, or None before the first; the router then assumes another replica's speed, without work."""
+    """Unset before the first: another replica's speed is assumed, without work."""
     held: HeldUpdate | None = None
     """Changes since the last report, or None."""
 
@@ -32,10 +32,10 @@ class RoutedRequest:
     id: str
     priority: Priority
     num_tokens: int
-    """Prompt length, plus existing output if it is replayed."""
+    """Prompt tokens, with existing output."""
     blocks: tuple[int, ...] = ()
     avoids: frozenset[str] = frozenset()
-    """Replicas to use only as a last resort, because they were lost with this request."""
+    """Replicas of last resort, because they were lost with this request."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ReplicaChoice:
 
 
 class RandomSet:
-    """Set of names. Adding, discarding and drawing take constant time."""
+    """Adding, discarding and drawing take constant time."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = list(dict.fromkeys(names))
@@ -88,18 +88,18 @@ class ReplicaLoad:
     state: EngineState
     forecast: Forecast
     made_s: float = 0.0
-    """Earlier requests are in the forecast."""
+    """Requests from before are in the forecast."""
     heard_s: float = 0.0
     num_routers: int = 1
-    """Number of routers that send to it. Each assumes that the others send as much as itself."""
+    """Routers that send to it, each assumed to send as much."""
     _free_s: list[float] = field(default_factory=lambda: [0.0] * len(Priority))
-    """By priority: time at which a new request's prefill would begin."""
+    """Time at which a new prefill would begin, by priority."""
     _unread: dict[str, _Sent] = field(default_factory=dict)
     _live: dict[str, _Sent] = field(default_factory=dict)
     _num_came: int = 0
-    """Own requests that the forecast does not include."""
+    """Own requests outside the forecast."""
     _num_left: int = 0
-    """Own requests in the forecast that have ended since."""
+    """Own ended requests in the forecast."""
 
     @property
     def has_interactive(self) -> bool:
@@ -156,13 +156,13 @@ _REPORTED = float("inf")
 
 
 class PrefixIndex:
-    """Holders of each block, both reported ones and guesses from sent prompts."""
+    """Holders of each block, reported or guessed."""
 
     def __init__(self) -> None:
         self._holders: dict[int, dict[str, float]] = {}
-        """By block: expiry of each replica's assumed possession."""
+        """Expiry of each replica's assumed possession, by block."""
         self._held: dict[str, set[int]] = {}
-        """By replica: all its blocks in `_holders`."""
+        """All blocks in `_holders`, by replica."""
         self._guesses: deque[tuple[float, str, Sequence[int]]] = deque()
         """Time, replica and blocks of each guess, oldest first."""
 
@@ -180,7 +180,7 @@ class PrefixIndex:
         held.update(blocks)
 
     def reported(self, replica: str, update: HeldUpdate) -> None:
-        """Apply a replica's report. Guesses that it does not mention stay until they expire."""
+        """Guesses that the report does not mention stay until they expire."""
         held = self._held.setdefault(replica, set())
         if update.is_whole:
             self._drop(replica, [block for block in held if self._holders[block][replica] == _REPORTED])
@@ -217,15 +217,14 @@ class PrefixIndex:
 
 
 _NUM_DRAWN = 2
-"""Replicas drawn of each kind and compared. The best of all would be the same for all routers at a time."""
+"""Replicas drawn of each kind and compared. The best of all would be the same for all routers."""
 _LINE_TOKENS = 24
-"""Tokens in the first line of an answer; replicas are compared by the time until it is complete. With TTFT
-alone, sessions gather where their prefixes are until steps take twice as long there. `scripts/simulate.py
---part goal` shows hardly any difference between 16, 24 and 32."""
+"""Tokens until which replicas are compared. By TTFT alone, sessions gather at their prefixes until steps take
+twice as long; 16 to 32 hardly differ (`scripts/simulate.py --part goal`)."""
 _STALE_S = 5.0
-"""Silence after which a replica is chosen only as a last resort, because it may be cut off."""
+"""Silence that makes a replica the last resort, because it may be cut off."""
 _UNKNOWN = Forecast(token_ms=1.0)
-"""Before the first forecast, the replica with the fewest requests is chosen."""
+"""Assumed before the first forecast, so that the fewest requests decide."""
 
 
 class ReplicaRouter:
@@ -245,7 +244,7 @@ class ReplicaRouter:
     # -- events ------------------------------------------------------------------------------------------
 
     def reported(self, replica: str, report: ReplicaReport, *, made_s: float, now_s: float) -> None:
-        """Record a report that came at `now_s`. Its forecast includes all requests sent before `made_s`."""
+        """Record a report of `now_s`, whose forecast includes all requests before `made_s`."""
         if report.forecast is not None:
             self._typical = Forecast(
                 token_ms=report.forecast.token_ms,

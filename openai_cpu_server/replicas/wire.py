@@ -1,4 +1,4 @@
-"""Messages between API processes and engine replicas, and their frames."""
+"""Messages between API processes and engine replicas."""
 
 from __future__ import annotations
 
@@ -130,10 +130,8 @@ class ReplicaLost(Exception): ...
 
 
 class ReplicaLink(Protocol):
-    """Way to a replica, with encoded news and orders."""
-
     def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
-        """Yield news until either side ends the session, with all its requests. Raises ReplicaLost."""
+        """Yield news until the session ends. Raises ReplicaLost."""
 
     async def send_orders(self, lease_holder: str, orders: bytes) -> bool:
         """Return False if the lease holder is unknown. Raises ReplicaLost."""
@@ -146,7 +144,7 @@ _ATTEMPT = "~"
 
 
 def wire_id(request_id: str, attempt: int) -> str:
-    """Name of a request at a replica, unique to the attempt: late news belong to none."""
+    """Name unique to the attempt, so that late news belong to none."""
     return f"{request_id}{_ATTEMPT}{attempt}" if attempt else request_id
 
 
@@ -155,7 +153,7 @@ def origin(wire: str) -> str:
 
 
 class RenewLease(msgspec.Struct, frozen=True, tag="renew"):
-    """Keeps a lease alive without any order. Every other order does so too."""
+    """Keeps a lease alive, as every order does."""
 
 
 class CancelCall(msgspec.Struct, frozen=True, tag="cancel_call"):
@@ -176,7 +174,7 @@ class EndReason(enum.Enum):
     """The request is to blame, or cannot be computed."""
     CANCELLED = "cancelled"
     RETURNED = "returned"
-    """Another replica may run it, but this one cannot."""
+    """Another replica may run it."""
 
 
 class RequestEnd(msgspec.Struct, frozen=True):
@@ -191,9 +189,9 @@ class HostReport(ReplicaReport, frozen=True, kw_only=True, omit_defaults=True):
     kv: KVStats | None = None
     adapters: tuple[AdapterStatus, ...] = ()
     counted: int = 0
-    """Number of order batches that the forecast includes, at least."""
+    """Order batches included in the forecast, at least."""
     others: tuple[LiveRequest, ...] | None = None
-    """Requests of other API processes, or None if unchanged since they were last reported."""
+    """Others' requests, or None without a change."""
 
     @property
     def failure_reason(self) -> str | None:
@@ -209,7 +207,7 @@ class ReplicaNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ended: tuple[RequestEnd, ...] = ()
     measured: tuple[MeasuredMedia, ...] = ()
     spent_ms: dict[str, float] = {}
-    """Engine CPU time by client label that was not reported to any API process yet."""
+    """CPU time by client label since the last report to any API process."""
 
 
 class DoorAddress(NamedTuple):
@@ -219,18 +217,16 @@ class DoorAddress(NamedTuple):
 
 
 class SessionHello(msgspec.Struct, frozen=True):
-    """First frame of a connection. All later ones are orders."""
+    """First frame, before orders."""
 
     token: str
     lease_holder: str = msgspec.field(name="lessee")  # so that releases that run side by side understand it
 
 
 class NewsFrame:
-    """First byte of a frame from a replica."""
-
     NEWS = b"n"
     TAKEN = b"t"
-    """The oldest unanswered order batch is accepted, or rejected (UNKNOWN) because its sender is unknown."""
+    """The oldest order batch is accepted, or rejected (UNKNOWN) from an unknown sender."""
     UNKNOWN = b"u"
     END = b"e"
 
@@ -240,4 +236,4 @@ encode_orders: Callable[[list[Order]], bytes] = _encoder.encode
 encode_news: Callable[[ReplicaNews], bytes] = _encoder.encode
 read_orders: Callable[[bytes], list[Order]] = msgspec.msgpack.Decoder(list[Order]).decode
 read_news: Callable[[bytes], ReplicaNews] = msgspec.msgpack.Decoder(ReplicaNews).decode
-"""`read_orders` and `read_news` raise `msgspec.DecodeError`."""
+"""Both raise `msgspec.DecodeError`."""

@@ -1,5 +1,3 @@
-"""Live sequences: their queue, admission to slots and KV cells, preemption, and finish."""
-
 from __future__ import annotations
 
 import enum
@@ -18,17 +16,15 @@ from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, Seque
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
 _Entry = tuple[float, int, Sequence]
-"""(policy's key, arrival, sequence): sorts without ever comparing sequences."""
+"""(policy's key, arrival, sequence): sorts without comparing sequences."""
 _Group = OrderedDict[str, list[_Entry]]
-"""Clients of one group in the order of their turns, each with its sorted sequences."""
+"""Clients in order, each with its sorted sequences."""
 _Lane = OrderedDict[str, _Group]
-"""Groups of one lane in the order of their turns."""
 
 
 @dataclass(eq=False)
 class AdmissionQueue:
-    """Sequences without a slot. All admissions count equally, so queues that move to the end suffice, without
-    the accounts of `fairness.FairTurns`."""
+    """Sequences without a slot. All admissions count equally, so queues that move to the end suffice."""
 
     policy: PriorityPolicy
     _lanes: dict[int, _Lane] = field(default_factory=dict)
@@ -54,7 +50,7 @@ class AdmissionQueue:
         self._sizes[self.policy.lane(sequence)] += 1
 
     def leave(self, sequence: Sequence) -> None:
-        """Remove a sequence. Its group goes to the end of the lane, and its client to that of the group."""
+        """Remove a sequence, and move its group and client to the end."""
         number, (group, client) = self.policy.lane(sequence), self.policy.turns(sequence)
         lane = self._lanes[number]
         entries = lane[group][client]
@@ -72,8 +68,8 @@ class AdmissionQueue:
             del self._lanes[number]
 
     def in_turn(self, lane: int) -> Iterator[Sequence]:
-        """Yield the first sequence of each client, then the second of each, and so on. The queue must not
-        change meanwhile."""
+        """Yield the first sequence of each client, then the second of each. The queue must not change
+        meanwhile."""
         groups = self._lanes[lane].values()
         for _, _, sequence in alternating([alternating(group.values()) for group in groups]):
             yield sequence
@@ -87,15 +83,15 @@ class AdmissionQueue:
 
 
 _LOOK_AHEAD = 32
-"""Waiting sequences of a lane examined per step, because the first ones may wait for another's prefix."""
+"""Sequences of a lane examined per step, because the first ones may wait for another's prefix."""
 
 
 class _Outcome(enum.Enum):
     ADMITTED = enum.auto()
     NO_CELLS = enum.auto()
-    """The first sequence that can run waits for KV cells, which later ones may not take."""
+    """The first sequence that can run waits for cells, which later ones may not take."""
     NONE_READY = enum.auto()
-    """No slot is free, or all sequences wait for a prefix that is being computed."""
+    """All slots are taken, or all sequences wait for a prefix."""
 
 
 class WaitsFor(enum.Enum):
@@ -109,13 +105,12 @@ class Admission:
     waiting: AdmissionQueue
     memory: SequenceMemory
     cache: SavedPrefixes | None
-    """Saved prefixes, or None to disable reuse of prefixes."""
+    """Saved prefixes, or None to disable their reuse."""
     policy: PriorityPolicy
     _: KW_ONLY
     num_slots: int
     num_seats: int
-    """Slots reserved for worse lanes while those have work, so that batch work gets its share of
-    admissions; it may hold more while no better lane wants them."""
+    """Slots reserved for worse lanes while those have work, so that batch work gets its share."""
     num_preemptions: int = 0
 
     def admit(self) -> None:
@@ -169,7 +164,7 @@ class Admission:
         return find_reuse(newcomer, self.memory.running.values(), self.cache, self.policy)
 
     def _make_way(self, newcomer: Sequence, reuse: PrefixReuse) -> bool:
-        """Preempt the last in order first, but none if even all of the worse lanes are not enough."""
+        """Preempt the last in order first, but none if all are not enough."""
         victims: list[Sequence] = []
         lane = self.policy.lane(newcomer)
         lesser = [s for s in self.running_in_order() if self.policy.lane(s) > lane]
@@ -183,17 +178,15 @@ class Admission:
 
 
 _REMEMBERED = 64
-"""Output lengths to remember per kind. The mean of 64 lies within an eighth of their spread."""
+"""Lengths to remember per kind. The mean of 64 lies within an eighth of their spread."""
 _ENOUGH = 4
-"""Output lengths that a kind must have before it is used; else a more general kind is."""
+"""Lengths below which a more general kind is used."""
 _MAX_KINDS = 1024
 
 _Kind = tuple[str, ...]
 
 
 class OutputLengths:
-    """Recent output lengths of each client on each route, of each route, and of all requests."""
-
     def __init__(self) -> None:
         self._by_kind: OrderedDict[_Kind, deque[int]] = OrderedDict()
 
@@ -205,8 +198,8 @@ class OutputLengths:
             self._by_kind.popitem(last=False)
 
     def left(self, request: GenerationRequest, num_output: int = 0) -> int:
-        """Estimate the tokens behind `num_output` by the mean of remembered outputs that were longer, or
-        `max_tokens` without any."""
+        """Estimate the tokens behind `num_output` by remembered longer outputs, or `max_tokens` without
+        any."""
         most = request.max_tokens - num_output
         for kind in _kinds(request):
             longer = [length for length in self._by_kind.get(kind, ()) if length > num_output]
@@ -221,7 +214,7 @@ def _kinds(request: GenerationRequest) -> tuple[_Kind, ...]:
 
 @dataclass(eq=False)
 class LiveSequences:
-    """Every unfinished sequence. The engine's core submits and finishes them."""
+    """The engine's core submits and finishes sequences."""
 
     memory: SequenceMemory
     waiting: AdmissionQueue
@@ -231,7 +224,7 @@ class LiveSequences:
     _by_id: dict[str, Sequence] = field(default_factory=dict)
     _arrivals: int = 0
     _arrived: list[Sequence] = field(default_factory=list)
-    """Sequences that arrived since the last step of their group."""
+    """Arrived since the last step of their group."""
 
     def __post_init__(self) -> None:
         self._counts = dict.fromkeys(Priority, 0)
@@ -269,8 +262,8 @@ class LiveSequences:
         *,
         now_s: float = 0.0,
     ) -> Sequence:
-        """Accept a request that fits into the pool. `output` was generated by an engine that died;
-        `beginning` is forced behind it."""
+        """Accept a request that fits into the pool. `output`: from before a crash; `beginning`: forced behind
+        it."""
         ledger = self.memory.ledger
         assert ledger.blocks_for(request.total_tokens) <= ledger.num_blocks
         expected = len(output) + self._lengths.left(request, len(output))
@@ -307,11 +300,11 @@ class LiveSequences:
 
     @property
     def groups_of_newcomers(self) -> frozenset[str | None]:
-        """Adapters of interactive sequences that got a slot at once and had no step of their group yet."""
+        """Adapters of interactive sequences that got a slot and no step yet."""
         return frozenset(s.request.adapter for s in self._arrived if _is_newcomer(s))
 
     def planned(self, adapter: str | None, *, is_floor: bool) -> None:
-        """Record the group of the next step. A step of batch work (`is_floor`) serves no new sequence."""
+        """Record the next step's group. A batch step (`is_floor`) serves no new sequence."""
         newcomers = (s for s in self._arrived if _is_newcomer(s))
         self._arrived = [s for s in newcomers if is_floor or s.request.adapter != adapter]
 

@@ -1,8 +1,5 @@
-"""Composition of a step within a time budget: how many tokens each sequence computes. It allocates nothing.
-
-A step has sequences of one adapter group only: all running sequences of one adapter, or of the base model.
-One media item is encoded behind a step.
-"""
+"""Tokens of each sequence in a step. A step has sequences of one adapter, or of the base model; one media
+item is encoded behind it."""
 
 from __future__ import annotations
 
@@ -55,12 +52,8 @@ class _Candidates:
 
 
 class _Slack:
-    """Maximum duration of the next step so that streams keep their rate and no gap exceeds a stall.
-
-    A step that brings each stream a token earns the time of a token at that rate, and costs its predicted
-    time. The time by which streams are ahead is spent on one long step, so that a short prompt is computed at
-    once.
-    """
+    """Longest step for which streams keep their rate and no gap exceeds a stall. Saved time is spent on one
+    long step, so that a short prompt is computed at once."""
 
     def __init__(self, options: StepOptions) -> None:
         self._options = options
@@ -73,22 +66,13 @@ class _Slack:
         self.ms = min(max(ms, self._options.pace_ms), self._options.stall_ms)
 
     def fill(self) -> None:
-        """Reset without streams, because a new stream has seen no slow step."""
+        """A new stream has seen no slow step."""
         self.ms = self._options.stall_ms
 
 
 class Composer:
-    """Choice of the sequences in each step, and of their tokens.
-
-    The order is: interactive decodes, interactive prompts, batch decodes, batch prompts. Each interactive
-    decode always gets its token, and prompts get a tile. Interactive prompts and forced tokens use the slack
-    of the streams; batch work uses only the time that the rate leaves. Finally the step grows as far as that
-    is almost free.
-
-    Beside interactive work, batch work earns `batch_floor` of the time of each step as credit in
-    milliseconds. It spends that on tokens beyond a step's budget, or saves it for a step of its own. If such
-    a step left out a new interactive sequence, the next one is for all.
-    """
+    """Order: interactive decodes, interactive prompts, batch decodes, batch prompts. Batch work earns
+    `batch_floor` of each step's time, spent on tokens beyond a budget or on a step of its own."""
 
     def __init__(self, options: StepOptions) -> None:
         self._options = options
@@ -105,8 +89,8 @@ class Composer:
         has_newcomer: bool,
         beside_interactive: bool = False,
     ) -> StepPlan:
-        """`has_newcomer`: an interactive sequence got a slot since the last step. `beside_interactive`:
-        others wait for the end of the step."""
+        """`has_newcomer`: a new interactive sequence has a slot. `beside_interactive`: others wait for the
+        step's end."""
         wanted = _Candidates.of(running, mixes=self._options.experiment.mixed_steps)
         own_step = None if self._has_passed_over else self._step_of_batch(wanted, capacity, prices)
         self._has_passed_over = has_newcomer and own_step is not None
@@ -176,12 +160,8 @@ class _Composition:
         self._add_forced(decoding, burst_ms, StepReason.FORCED)
 
     def read_fairly(self, prefilling: Seq[Sequence], budget_ms: float) -> None:
-        """Give half of the available tokens to the first prompt in order and the rest to the shortest ones,
-        so that no prompt waits for the whole of another.
-
-        Together they get a tile even beyond the budget, because decodes could starve them. Prompts that end
-        with this step wait for further tokens only if that saves the others more.
-        """
+        """Give half of the tokens to the first prompt and the rest to the shortest, so that none waits for
+        all of another. They get a tile even beyond the budget, because decodes could starve them."""
         if not prefilling:
             return
         if self.plan.in_equal_parts:
@@ -199,8 +179,8 @@ class _Composition:
                 plan.add(sequence, num_tokens, reason)
 
     def _read_level(self, prefilling: Seq[Sequence], budget_ms: float) -> None:
-        """Give the first prompt in order and the shortest one equally many tokens, because each other length
-        would be another pass over the weights."""
+        """Give the first and the shortest prompt equally many tokens, because each other length is another
+        pass over the weights."""
         plan = self.plan
         chosen = [prefilling[0], *sorted(prefilling[1:], key=plan.left_of)[:1]]
 
@@ -220,8 +200,7 @@ class _Composition:
     def _is_better_together(
         self, prefilling: Seq[Sequence], sequence: Sequence, num_tokens: int, apart: StepPlan
     ) -> bool:
-        """Return True if the sum of times to first token falls when these tokens are not left to a later
-        step. Sequences that end with this step wait for them."""
+        """Return True if the sum of times to first token falls when these tokens are computed now."""
         ending = sum(not self.plan.left_of(one) for one in prefilling)
         delay_ms = self.prices.ms_with(self.plan, sequence, num_tokens) - self.prices.ms(self.plan)
         saved_ms = self.prices.ms_with(apart, sequence, num_tokens) - delay_ms
@@ -246,7 +225,7 @@ class _Composition:
             plan.add(sequence, min(plan.left_of(sequence), size - plan.num_tokens), StepReason.TILE)
 
     def _add_forced(self, decoding: Seq[Sequence], budget_ms: float, reason: StepReason) -> None:
-        """Sequences with the fewest forced tokens go first: they sample again when all are computed."""
+        """Fewest forced tokens first: they sample again when all are computed."""
         for sequence in sorted(decoding, key=self.plan.left_of):
             self._add_within(sequence, self.plan.left_of(sequence), budget_ms, reason)
 
@@ -255,11 +234,10 @@ class _Composition:
 
 
 Key = str | None
-"""Key of an adapter, or None for the base model."""
 
 _TURN_SWITCHES = {Priority.INTERACTIVE: 10, Priority.BATCH: 50}
-"""Duration of a turn in switches of the adapter, limited by the maximum time of a step. So switching costs
-a tenth of the time if a client waits for each token, and a fiftieth otherwise."""
+"""Duration of a turn in adapter switches, which so cost a tenth of the time if a client waits for each token,
+else a fiftieth."""
 
 
 class AdapterTurn(NamedTuple):
@@ -270,12 +248,8 @@ class AdapterTurn(NamedTuple):
 
 @dataclass(eq=False)
 class AdapterGroups:
-    """Interactive work goes first; within a priority, groups take turns by their used time.
-
-    The composer of a group with interactive work also schedules its batch work. All other batch work earns
-    `batch_floor` of the time for steps of its own, as short as those of interactive work and never two in a
-    row.
-    """
+    """Turns of groups by their used time, interactive work first. Batch work of other groups earns
+    `batch_floor` of the time for short steps, never two in a row."""
 
     options: StepOptions
     _composers: dict[Key, Composer] = field(default_factory=dict)
@@ -387,17 +361,13 @@ def _having(members: Mapping[Key, Seq[Sequence]], priority: Priority) -> list[Ke
 _LEAST_MS = 10.0
 """Minimum slice: most of a shorter one would be start and end."""
 _MOST_GIVEN_UP = 2
-"""Maximum times that an unfinished encoding is discarded for better work; then it is completed."""
+"""Maximum times that an unfinished encoding is discarded for better work."""
 
 
 @dataclass(eq=False)
 class EncodingTurns:
-    """Encoder of one media item at a time, in a slice behind the tokens of each step.
-
-    The first item in order goes first. An unfinished batch item is then discarded, because an encoder cannot
-    pause. A slice is as long as a new interactive request may wait for batch work, or the share of batch
-    work.
-    """
+    """Encoder of one media item at a time, in a slice behind each step's tokens. Better work discards an
+    unfinished batch item, because an encoder cannot pause."""
 
     options: StepOptions
     _current: Sequence | None = None

@@ -1,5 +1,5 @@
-"""Prediction of the time of a step and its copies of KV cells, which learns from actual times. Results of
-`scripts/regress.py streams cost_model.NAME` stand behind its constants."""
+"""Prediction of the time of a step and its copies of KV cells, which learns from actual times. Constants are
+results of `scripts/regress.py streams cost_model.NAME`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,19 @@ from openai_cpu_server.contract.step import Restore, RestoreState, Save, SaveSta
 from openai_cpu_server.scheduler.plan import Pass, StepCost, StepPrices, StepSize, equal_passes
 
 _WORTH_PADDING = 0.98
-"""Maximum time of a padded step relative to the unpadded one, because steps vary by 1 to 2 %. 0.9 to 1.0
-changes nothing. With our kernels no larger step is faster, and a tile of ggml's that pays saves much more."""
+"""Maximum relative time of a padded step, because steps vary by 1 to 2 %. 0.9 to 1.0 changes nothing."""
 _HARDLY_LONGER = 1.1
-"""Maximum factor of a step's time for further tokens that must be computed anyway. At 1.0 mixed computes 8 %
-less, and first tokens come 11 % sooner; at 1.3 it computes 3 % more."""
+"""Maximum factor of a step's time for tokens needed anyway. At 1.0 first tokens come 11 % sooner and 8 % less
+is computed; at 1.3 3 % more."""
 _LEAST_CHUNK = 256
 _AS_CHEAP = 1.03
-"""Maximum factor of a token's time for a smaller chunk, because new requests wait for its end. With AMX a
-prompt is read 1.1 times as fast in steps of 330 tokens as in steps of 256, and no faster in steps of 512 (1
-B)."""
+"""Maximum factor of a token's time for a smaller chunk, for whose end new requests wait. With AMX steps of
+330 tokens read 1.1 times as fast as 256, and as fast as 512 (1 B)."""
 _RATE_ALL, _RATE_TERM = 0.05, 0.1
-"""Shares of a step's error (as a logarithm) that move the factor of everything, and those of its terms. A
-fifth makes stalls 10 % longer until slowness is learned; with four times as much first tokens follow the
-noise, 7 % later."""
+"""Shares of a step's error (as a logarithm) that move the factor of everything, and of its terms. A fifth
+makes stalls 10 % longer; four times as much delays first tokens by 7 %."""
 _LARGEST_ERROR = math.log(1.5)
-"""Limit of the error of one step, which a noisy neighbour makes many times as long. 1.1 to 4 times changes at
-most 3 %."""
+"""Limit of one step's error, because of noisy neighbours. 1.1 to 4 times changes at most 3 %."""
 _FURTHEST = math.log(8.0)
 """Limit of the distance from measured costs. No busy machine was ever off by a factor of 8."""
 _COPIED_TOKEN_MS = 0.003
@@ -60,11 +56,8 @@ _GUESS = CostCurve(
 
 
 class CostModel:
-    """ms = all * (tile[n] * table[n] + attention * price * attended pairs + state * price * states).
-
-    The table is from a measured curve; the factors start at 1 and follow actual times. The sizes of a tile
-    share one factor, so that learning keeps the curve's relation between neighbouring sizes.
-    """
+    """ms = all * (tile[n] * table[n] + attention * price * attended pairs + state * price * states). The
+    sizes of a tile share a factor, so that learning keeps the measured curve's shape."""
 
     def __init__(self, curve: CostCurve) -> None:
         assert curve.step_ms, "a curve has points"
@@ -80,8 +73,8 @@ class CostModel:
 
     @classmethod
     def guess(cls, num_parameters: int = 10**9) -> CostModel:
-        """Scale the curve of one known machine by the number of parameters. Its times can be far off until
-        some dozens of steps have refined them."""
+        """Scale the curve of one known machine by the number of parameters. Some dozens of steps refine
+        it."""
         return cls(_scaled(_GUESS, max(num_parameters, 10**6) / 10**9))
 
     @property
@@ -118,7 +111,7 @@ class CostModel:
         return min(limit, -(-num_tokens // TILE_TOKENS) * TILE_TOKENS, self._last)
 
     def refine(self, size: StepSize, attended: int, actual_ms: float) -> None:
-        """Learn from a step that was not interrupted. Each term learns by its share of the predicted time."""
+        """Learn from an uninterrupted step. Each term learns by its share of the predicted time."""
         passes = [each for each in _passes(size) if each.tokens > 0]
         if not passes or actual_ms <= 0:
             return
@@ -148,7 +141,6 @@ class CostModel:
         return self._states.value * self._curve.state_ms * sum(each.states for each in passes)
 
     def _step_ms(self, num_tokens: int) -> float:
-        """Behind the last measured point the curve continues with its slope and the last tile's factor."""
         if num_tokens <= self._last:
             return self._learned[num_tokens]
         factor = self._tiles.get((self._last - 1) // TILE_TOKENS * TILE_TOKENS + 1)
@@ -157,14 +149,12 @@ class CostModel:
 
 
 _MEMORY_BOUND = 0.77
-"""Share of a step's first token that does not slow down with fewer threads, because it waits for memory.
-1.04 B on two cores, with one thread in place of two: 1.23 times as long for one token, 1.7 for 4, 1.95 for
-16."""
+"""Share of a step's first token that waits for memory. 1.04 B with one thread instead of two: 1.23 times as
+long for 1 token, 1.7 for 4, 1.95 for 16."""
 
 
 class ThreadCosts:
-    """A `StepCost` for the present number of threads. Each number learns separately, from the slowed-down
-    curve of all threads on."""
+    """A `StepCost` for the present number of threads. Each number learns separately."""
 
     def __init__(self, full: CostModel, *, threads: int = 1) -> None:
         self._most = threads
@@ -246,7 +236,7 @@ def _stairs(measured: Mapping[int, float]) -> dict[int, float]:
 
 
 def _shape(measured: Mapping[int, float]) -> dict[int, float]:
-    """Tokens from the start of the second tile -> share of its rise, 0 to 1; {} if not measured."""
+    """Tokens from the start of the second tile -> share of its rise; {} if not measured."""
     low, high = measured.get(TILE_TOKENS), measured.get(2 * TILE_TOKENS)
     if low is None or high is None or high <= low:
         return {}
@@ -295,7 +285,7 @@ _GUESSED_SLOWDOWN = 1.1
 """Measured, as the next one, at 1 B, 8 sequences, rank 16, all products (docs/models.md)."""
 _GUESSED_SWITCH_MS = 5.0
 _MOST = 4.0
-"""Limit of the ratio of actual to predicted time, beyond which a step was disturbed."""
+"""Ratio of actual to predicted time beyond which a step was disturbed."""
 
 
 @dataclass
@@ -376,8 +366,8 @@ class LearnedCosts:
     def learn(
         self, step: Step, result: StepResult, *, size: StepSize, attended: int, elapsed_ms: float
     ) -> float | None:
-        """Learn from `elapsed_ms`, which excludes verbs and includes drafting. Return the predicted time, or
-        None if the step teaches only the cost of switching adapters."""
+        """`elapsed_ms` excludes verbs and includes drafting. Return the predicted time, or None if the step
+        teaches only the cost of switching."""
         cost = self.of(step.adapter)
         predicted_ms = cost.predict_ms(size, attended) + result.drafting_ms
         if self._is_switch(step):

@@ -1,4 +1,4 @@
-"""Queue of requests to embed, and choice of the inputs of the next step."""
+"""Queue of requests to embed."""
 
 from __future__ import annotations
 
@@ -57,8 +57,7 @@ class EmbedCapacity(NamedTuple):
 
 
 class EmbedQueue:
-    """Owner of the requests that have inputs left. Interactive inputs go first; beside them batch work earns
-    `batch_floor` of the tokens of each step, which pays for its next input."""
+    """Interactive inputs go first; beside them batch work earns `batch_floor` of each step's tokens."""
 
     def __init__(self, *, batch_floor: float) -> None:
         self._credit = Credit(batch_floor)
@@ -82,7 +81,7 @@ class EmbedQueue:
 
     @property
     def waiting(self) -> list[PendingEmbed]:
-        """Requests without a computed input, about in the order in which they will begin."""
+        """Requests without a computed input, about in their order."""
         order = (self._pending[path[-1]] for priority in Priority for path in self._turns[priority].order)
         return [pending for pending in order if not pending.has_run]
 

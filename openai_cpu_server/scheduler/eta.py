@@ -1,5 +1,3 @@
-"""Estimates of waiting times. Outputs may be shorter or longer, and other requests may arrive."""
-
 from __future__ import annotations
 
 import heapq
@@ -21,12 +19,12 @@ from openai_cpu_server.scheduler.plan import StepCost, StepPlan
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
 READING_TOKENS = 128
-"""Step size for estimating the cost of prefill: the largest that is always measured."""
+"""Step size for estimates of prefill: the largest that is always measured."""
 
 
 class WaitingLine:
-    """Simulation of waiting sequences that enter in order. Each waits for a place (a free slot, or one of an
-    ended or worse sequence), then for the prompts before it and its own."""
+    """Simulation of waiting sequences that enter in order. Each waits for a place, then for the prompts
+    before it and its own."""
 
     def __init__(
         self,
@@ -50,7 +48,7 @@ class WaitingLine:
         self._places, self._best_lane = [0] * num_slots, -1
 
     def enter(self, sequence: Sequence) -> float:
-        """Return the milliseconds until the first token of the next sequence."""
+        """Return the milliseconds until the next sequence's first token."""
         self._open(self._lane(sequence))
         start = heapq.heappop(self._places)
         heapq.heappush(self._places, start + max(1, self._expected_left(sequence)))
@@ -64,7 +62,7 @@ class WaitingLine:
         return self._ms(self._places[0], None)
 
     def _open(self, lane: int) -> None:
-        """Sequences that run in this lane keep their places from those that enter from now on."""
+        """Sequences that run in this lane keep their places from later ones."""
         if lane <= self._best_lane:
             return
         joining = [s for s in self._running if self._best_lane < self._lane(s) <= lane]
@@ -78,8 +76,8 @@ class WaitingLine:
         self._best_lane = lane
 
     def _ms(self, start: int, adapter: str | None, *, waits_for_encoder: bool = False) -> float:
-        """A sequence that waits for the encoder waits for all items before it, any other for a slice behind
-        each step."""
+        """A sequence for the encoder waits for all items before it, any other for a slice behind each
+        step."""
         num_tokens = self._backlog.tokens_until(adapter)
         ms = start * self._round_ms + num_tokens * self._token_ms
         slice_ms = self._encodings.slice_ms
@@ -91,8 +89,7 @@ class WaitingLine:
 
 
 class _Backlog:
-    """Prompt tokens still to be computed, by adapter group. Groups take turns by their used time, and a group
-    that decodes always has work."""
+    """Prompt tokens still to be computed, by adapter group. A group that decodes always has work."""
 
     def __init__(self) -> None:
         self._tokens = Counter[str | None]()
@@ -108,22 +105,19 @@ class _Backlog:
         self._tokens[sequence.request.adapter] += num_tokens
 
     def tokens_until(self, adapter: str | None) -> int:
-        """Count the tokens that are computed until the last prompt of this group is."""
         own, writing = self._tokens[adapter], self._writing - {adapter}
         reading = (n for other, n in self._tokens.items() if other != adapter and other not in writing)
         return own * (1 + len(writing)) + sum(min(own, tokens) for tokens in reading)
 
 
 _MOST_PLACES = 200
-"""Waiting sequences whose place is reported, which bounds the message: 50 bytes each, twice a second."""
+"""Places that are reported, which bounds the message: 50 bytes each, twice a second."""
 _LOOKED_AT = 64
-"""Waiting sequences of a lane whose times are added up; later ones are assumed to be similar. It bounds
-the work of a forecast, which is made up to ten times a second."""
+"""Sequences of a lane whose times are added up. It bounds a forecast's work, up to ten times a second."""
 _LEAST_ROOM = 0.25
-"""Minimum share of a step for a prompt, which keeps the estimate for a crowded engine finite."""
+"""Minimum share of a step for a prompt, which keeps estimates finite."""
 _NUM_RUNNING = (1, 2, 4, 8, 16, 32, 64)
 _MANY_PAIRS = 100_000
-"""Pairs of a token and a cell by which the cost of one pair is found."""
 
 
 @dataclass(eq=False)
@@ -141,8 +135,7 @@ class EtaEstimator:
     def __post_init__(self) -> None:
         self._decode_tokens = min(READING_TOKENS, self.num_slots)
         self._work_ms = [0.0, 0.0]
-        """Computed tokens by priority at the cost of full steps, regardless of the distribution over
-        steps."""
+        """Computed tokens by priority, at the cost of full steps."""
 
     def computed(self, plan: StepPlan, adapter: str | None) -> None:
         if not plan.parts:
@@ -160,8 +153,7 @@ class EtaEstimator:
         return [QueuePlace(s.request.id, n, slowdown * line.enter(s)) for n, s in enumerate(first, 1)]
 
     def first_token_ms(self, sequence: Sequence, slowdown: float = 1.0) -> float:
-        """Estimate for a running sequence. Other prompts are computed in turn with it, and each stream gets a
-        token in each step."""
+        """Estimate for a running sequence, whose prompt takes turns with others and waits for each stream."""
         own = max(0, sequence.request.num_tokens - sequence.computed)
         cost, running = self.costs.of(sequence.request.adapter), self.running.values()
         others = [s.pending for s in running if s is not sequence and s.pending > 1]

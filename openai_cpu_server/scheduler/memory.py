@@ -1,4 +1,4 @@
-"""Accounting of slots, of the KV pool in blocks, and of the prefix cache, with the verbs for the backend."""
+"""Accounting of slots, KV pool and prefix cache, with the verbs for the backend."""
 
 from __future__ import annotations
 
@@ -26,11 +26,8 @@ from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
 
 class KVLedger:
-    """Blocks of the pool by slot, with the number of slots that share each block.
-
-    A slot holds whole blocks, and a shared block stands for the same cells in all its slots. So the ledger
-    never counts fewer cells than llama.cpp has taken, and a step that fits the ledger fits the pool.
-    """
+    """Blocks of the pool by slot, with the number of slots that share each. Slots hold whole blocks, so a
+    step that fits the ledger fits the pool."""
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
         self.num_blocks = num_blocks
@@ -55,7 +52,6 @@ class KVLedger:
         return len(self._held.get(slot, ()))
 
     def num_exclusive(self, slot: int) -> int:
-        """Number of blocks that become free with this slot."""
         return sum(self._num_holders[block] == 1 for block in self._held.get(slot, ()))
 
     def runs(self, slot: int, tile_blocks: int) -> tuple[tuple[int, int], ...]:
@@ -69,7 +65,7 @@ class KVLedger:
         return tuple(found)
 
     def room(self, slot: int) -> int:
-        """Number of tokens that the slot could hold if it got every free block."""
+        """Tokens that the slot could hold with every free block."""
         return (self.num_held(slot) + self.num_free) * self.block_size
 
     def grow(self, slot: int, num_tokens: int) -> None:
@@ -121,8 +117,8 @@ class KVLedger:
 
 
 _INTERVALS = range(256, 2049)
-"""Bounds of the distance between states that are saved within a long prompt. Less than 256 tokens, at most a
-second of computing, is noise; more than 2,048 makes requests wait."""
+"""Bounds of the distance between saved states. Less than 256 tokens is at most a second of computing; more
+than 2,048 makes requests wait."""
 _COPYING_SHARE = 0.02
 """Maximum share of a prompt's prefill time for copies of its states."""
 
@@ -133,18 +129,14 @@ class Checkpoints:
         self._interval = _INTERVALS.start
 
     def advise(self, state_tokens: int, state_in_tokens: float) -> None:
-        """Set the interval. `state_tokens`: tokens whose cells are as large as a state, so that a state that
-        saves as many is worth as much. `state_in_tokens`: tokens computed in the time of copying a state."""
+        """Set the interval. `state_tokens`: tokens whose cells are as large as a state; `state_in_tokens`:
+        tokens computed while one is copied."""
         wanted = max(state_tokens, state_in_tokens / _COPYING_SHARE)
         self._interval = min(max(round(wanted), _INTERVALS.start), _INTERVALS.stop - 1)
 
     def of(self, sequence: Sequence, reuse: PrefixReuse) -> list[int]:
-        """Return the checkpoints of a sequence: at the request's prefix boundaries, where the prompt branches
-        off from other prefixes, and at multiples of the interval, which are the same for all prompts with a
-        common prefix.
-
-        Without boundaries there is one before the last prompt token, because the same prompt may come again.
-        """
+        """Return the checkpoints: at prefix boundaries, branches, and multiples of the interval. Without
+        boundaries one is before the last prompt token, because the same prompt may return."""
         if not self._saves_states:
             return []
         begin, end, step = reuse.num_tokens, len(sequence.tokens), self._interval
@@ -162,8 +154,8 @@ class Checkpoints:
 
 
 HEADROOM_TOKENS = 32
-"""Output tokens that admission reserves for each sequence, so that it is not preempted as soon as it decodes.
-With room in the pool 0 to 128 are equal (`scripts/regress.py streams memory.HEADROOM_TOKENS`)."""
+"""Output tokens reserved for each sequence against an early preemption. 0 to 128 are equal with room in the
+pool (`scripts/regress.py streams memory.HEADROOM_TOKENS`)."""
 
 
 class SequenceMemory:
@@ -241,7 +233,7 @@ class SequenceMemory:
                 self._save(sequence)
 
     def vacate(self, sequence: Sequence) -> None:
-        """Save the computed prefix of a running sequence, then free its slot and KV cells."""
+        """Save the computed prefix, then free slot and cells."""
         slot = sequence.slot
         self._save(sequence)
         self._verbs.append(Close(slot))
@@ -289,9 +281,9 @@ class SequenceMemory:
 
 
 CHECKPOINT_DISTANCE = BLOCK_TOKENS
-"""Minimum tokens between two checkpoints, because each adds a step and delays the first token."""
+"""Minimum tokens between checkpoints, because each adds a step and delays the first token."""
 WORTH_WAITING = BLOCK_TOKENS
-"""Minimum length of a common prefix for which a request waits while another one computes it."""
+"""Minimum common prefix for which a request waits while another one computes it."""
 
 
 @dataclass(frozen=True)
@@ -301,9 +293,9 @@ class PrefixReuse:
     restored: tuple[tuple[int, int, int], ...] = ()
     """(block, start, end): saved blocks, or their first parts, for the positions behind the shared ones."""
     state: int | None = None
-    """Saved state at their end, or None if there is none or `source` shares its own."""
+    """Saved state at their end. None: `source` shares its own, or there is none."""
     parts_at: int = 0
-    """Position at which the tokens branch off from all prefixes that are computed or will be."""
+    """Position at which the tokens branch off from all computed or pending prefixes."""
 
     @property
     def num_tokens(self) -> int:
@@ -334,8 +326,8 @@ def find_reuse(
 def _longest_reuse(
     newcomer: Sequence, running: Seq[Sequence], cache: SavedPrefixes, policy: PriorityPolicy, limit: int
 ) -> PrefixReuse | None:
-    """The sequence waits while a running one of the same or a better lane computes a longer common prefix.
-    With states, that one gets a checkpoint there or shortly before."""
+    """The sequence waits while another of the same or a better lane computes a longer common prefix. With
+    states, that one gets a checkpoint there."""
     kin = [(s, common) for s in running if (common := _common(newcomer, s, limit)) > 0]
     match = cache.match(newcomer.tokens, newcomer.request.cells_namespace, limit)
     live = [(s, _ready(s, common, has_states=cache.has_states)) for s, common in kin]
@@ -367,7 +359,7 @@ def _longest_reuse(
 
 
 def _ready(source: Sequence, common: int, *, has_states: bool) -> int:
-    """With states a sequence can begin only behind all computed tokens."""
+    """A sequence can begin only behind all computed tokens if it has a state."""
     if has_states:
         return source.computed if source.computed <= common else 0
     return min(source.computed, common)

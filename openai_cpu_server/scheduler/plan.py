@@ -1,5 +1,3 @@
-"""Plan of a step and its cost."""
-
 from __future__ import annotations
 
 import copy
@@ -23,7 +21,7 @@ class StepReason(enum.Enum):
     BATCH_FLOOR = "batch-floor"
     """Batch work paid from its share of the time."""
     TILE = "tile"
-    """Pending tokens that are almost free or make the step faster."""
+    """Pending tokens that are almost free or speed up the step."""
     DRAFT = "draft"
 
 
@@ -39,8 +37,7 @@ class StepCapacity(NamedTuple):
     scored: int
     """Maximum rows of logits that may score prompt tokens."""
     equal_parts: bool = False
-    """True if a pass has as many tokens of each remaining sequence as the shortest part has left, as with
-    states."""
+    """A pass takes equally many tokens of each sequence, as with states."""
 
 
 class Pass(NamedTuple):
@@ -66,10 +63,10 @@ def equal_passes(lengths: Iterable[int]) -> tuple[Pass, ...]:
 class StepPlan:
     def __init__(self, capacity: StepCapacity, budget_ms: float = math.inf) -> None:
         self.budget_ms = budget_ms
-        """Time limit of the step, which drafts do not exceed."""
+        """Limit, which drafts do not exceed."""
         self.assignments: list[Assignment] = []
         self.parts: dict[Sequence, int] = {}
-        """Tokens of each sequence without drafts, in the order in which they claim KV cells."""
+        """Tokens before drafts, in the order in which sequences claim cells."""
         self.drafts: dict[Sequence, int] = {}
         self.num_tokens = 0
         self.attended = 0
@@ -169,20 +166,17 @@ class StepPlan:
 
 
 class StepCost(Protocol):
-    """Cost model. Times are in milliseconds."""
-
     def predict_ms(self, size: StepSize, attended: int = 0) -> float:
-        """`attended`: pairs of a token and a cell that it attends to."""
+        """`attended`: pairs of a token and a cell."""
 
     def cheapest_size(self, num_tokens: int, limit: int) -> int:
-        """Return the clearly fastest size from `num_tokens` to the end of its tile, at most `limit`."""
+        """Return the clearly fastest size to the end of the tile, at most `limit`."""
 
     def free_size(self, num_tokens: int, limit: int) -> int:
-        """Return the largest size in the tile, at most `limit`, whose additional tokens are almost free if
-        they are needed anyway."""
+        """Return the largest size in the tile whose additional tokens are almost free."""
 
     def chunk_size(self, limit: int) -> int:
-        """Return the smallest size, at most `limit`, from which a token becomes hardly cheaper."""
+        """Return the smallest size from which a token becomes hardly cheaper."""
 
     def refine(self, size: StepSize, attended: int, actual_ms: float) -> None: ...
 
@@ -192,7 +186,7 @@ class StepPrices:
     cost: StepCost
     max_tokens: int
     fills_tiles: bool = True
-    """Let steps grow to a faster size with pending tokens or else with padding."""
+    """Grow to a faster size with pending tokens or padding."""
 
     @property
     def single_ms(self) -> float:
@@ -206,7 +200,6 @@ class StepPrices:
         return self.cost.predict_ms(plan.size_with(sequence, num_tokens), attended)
 
     def padded_ms(self, plan: StepPlan, num_further: int = 0) -> float:
-        """Further tokens attend to nothing."""
         size = plan.size
         if isinstance(size, int):
             size = self.padded_size(size + num_further)

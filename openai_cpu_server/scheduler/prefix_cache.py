@@ -1,5 +1,4 @@
-"""Index of the prefix cache: runs of tokens whose KV cells are in host memory, and those of their ends where
-a state is saved. It names blocks and states by number; the backend holds their bytes."""
+"""Index of the prefix cache. It names blocks and states by number; the backend holds their bytes."""
 
 from __future__ import annotations
 
@@ -23,14 +22,14 @@ class Branch:
     """Root of a namespace, or end of a block, where further blocks begin."""
 
     name: int = field(kw_only=True)
-    """Name of the tokens up to here, equal on all machines (`contract.replica`)."""
+    """Name of the prefix, equal on all machines (`contract.replica`)."""
     children: dict[Tokens, Block] = field(default_factory=dict)
     ordered: list[Tokens] = field(default_factory=list)
-    """Sorted keys of `children`: the longest common prefix with some tokens is next to their position."""
+    """Sorted: the longest common prefix is next to some tokens' position."""
     num_parts: int = 0
 
     def closest(self, tokens: Tokens) -> tuple[Block | None, int]:
-        """Return the child with the longest common prefix with `tokens`, and its length; else (None, 0)."""
+        """Return the child with the longest common prefix, and its length; else (None, 0)."""
         if not tokens:
             return None, 0
         at = bisect_left(self.ordered, tokens)
@@ -54,13 +53,12 @@ class _Root(Branch):
 
 @dataclass(eq=False)
 class Block(Branch):
-    """Only complete blocks have children; the last block of a text may have fewer tokens."""
+    """Block without children unless it is complete; only the last of a text is incomplete."""
 
     number: int = field(kw_only=True)
     tokens: Tokens = field(kw_only=True)
     parent: Branch = field(kw_only=True)
     state: int | None = None
-    """Number of the state that is saved at its end."""
     gain: int = 0
     """Tokens that the state saved when it was added, compared with the previous state."""
 
@@ -83,7 +81,7 @@ class Block(Branch):
 
 
 class PrefixJournal(dict[int, bool]):
-    """Changed whole blocks by name: True if saved now. An added and removed block counts as removed."""
+    """Changed whole blocks by name: True if saved now. A block added and removed counts as removed."""
 
     def take(self) -> PrefixNews | None:
         if not self:
@@ -182,9 +180,9 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 _LEAST_GAIN = 16
-"""Minimum tokens behind the previous state for which a state is saved: fewer take a moment."""
+"""Minimum tokens behind the previous state to save one."""
 _LEAST_RECENT = 16
-"""Number of least recent states among which the one that saves the fewest tokens per byte goes."""
+"""Least recent states among which the one that saves the fewest tokens per byte goes."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +194,7 @@ class PrefixMatch:
     tail_tokens: int = 0
     state: int | None = None
     longest: int = 0
-    """With states: length of the longest saved prefix, with or without a state at its end."""
+    """Longest saved prefix, with or without a state at its end."""
 
     @property
     def num_tokens(self) -> int:
@@ -218,7 +216,7 @@ class CacheTotals(NamedTuple):
     cache_bytes: int
     cache_capacity_bytes: int
     cache_capacity_blocks: int
-    """Number of blocks that fit without states, or 0 if blocks have no size."""
+    """Blocks that fit without states, or 0 if blocks have no size."""
 
 
 class _Books:
@@ -231,7 +229,7 @@ class _Books:
         self.has_states = state_bytes > 0
         self.tree = BlockTree(journal)
         self.recency: OrderedDict[int, Block] = OrderedDict()
-        """Evictable blocks, least recent first: all but pinned ones, or those with a state."""
+        """Evictable blocks, or those with a state, least recent first."""
         self.pinned: dict[int, Block] = {}
         self.block_bytes = block_bytes
         self.state_bytes = state_bytes
@@ -257,7 +255,7 @@ class _Books:
         self.recency[block.number] = block
 
     def touch(self, path: Sequence[Block]) -> None:
-        """Count a use. With states only the last block, where a sequence begins, counts as used."""
+        """Count a use. If there are states, only the last block counts."""
         for node in path[-1:] if self.has_states else reversed(path):
             if node.number in self.recency:
                 self.recency.move_to_end(node.number)
@@ -280,7 +278,6 @@ class _Books:
         return [*ordered.values()]
 
     def make_room(self, num_bytes: int, keep: Sequence[Block], evicted: list[int]) -> bool:
-        """Evict until `num_bytes` are free, except for blocks of `keep`; return False if that fails."""
         while self.used + num_bytes > self.capacity:
             victim = self._victim(keep)
             if victim is None:
@@ -332,13 +329,8 @@ class _Books:
 
 
 class SavedPrefixes:
-    """Tree of blocks per namespace, and the places in it where sequences can begin: behind any saved token
-    or, with states, where one is saved.
-
-    Those places are evicted, least recent first. Without states they are blocks: a parent is always more
-    recent than its children, so the least recent one is a leaf. With states they are states, together with
-    blocks that lead to no other state.
-    """
+    """Tree of blocks per namespace, evicted least recent first: leaves, because a parent is always more
+    recent. With states, states are evicted, with the blocks that lead to no other."""
 
     def __init__(
         self,
@@ -379,12 +371,8 @@ class SavedPrefixes:
         self._books.touch(self._held(tokens, namespace))
 
     def insert(self, tokens: Sequence[int], namespace: str, *, pin: bool = False) -> PrefixInsertion:
-        """Add the unsaved blocks of `tokens` as far as they fit; `pin` protects the whole prefix from
-        eviction.
-
-        An incomplete last block is replaced by the next block that begins with it. With states, either the
-        state and all blocks that lead to it are added, or nothing is.
-        """
+        """Add the unsaved blocks as far as they fit, but all or nothing for a state; `pin` protects them from
+        eviction. An incomplete last block is replaced by the next block that begins with it."""
         path = self._held(tokens, namespace)
         self._books.touch(path)
         saved: list[tuple[int, int, int]] = []
@@ -410,7 +398,6 @@ class SavedPrefixes:
         return PrefixInsertion(tuple(saved), tuple(dropped), state)
 
     def export(self) -> list[SavedBlock]:
-        """Return all blocks in the order of their worth, parents before children."""
         namespaces = {block.number: namespace for namespace, block in self._books.tree}
         return [
             SavedBlock(
@@ -424,7 +411,7 @@ class SavedPrefixes:
         ]
 
     def adopt(self, blocks: Sequence[SavedBlock]) -> tuple[int, ...]:
-        """Add blocks of `export`. Return the numbers of blocks and states that do not fit."""
+        """Return the numbers of blocks and states that do not fit."""
         adopted: dict[int, Block] = {}
         refused: list[int] = []
         for block in blocks:
@@ -473,7 +460,7 @@ class SavedPrefixes:
                 assert rank[parent.number] > rank[block.number], "a child is more recent than its parent"
 
     def _held(self, tokens: Sequence[int], namespace: str) -> list[Block]:
-        """With states a last block must have exactly the last tokens, because its state is at its end."""
+        """A last block with a state must have exactly the last tokens."""
         path = self._books.tree.whole_blocks(tokens, namespace, len(tokens))
         branch = self._books.tree.behind(path, namespace)
         rest = tuple(tokens[len(path) * BLOCK_TOKENS :])
@@ -498,7 +485,7 @@ class SavedPrefixes:
             path = path[:-1]
 
     def _gain(self, path: list[Block], tokens: Sequence[int], namespace: str, *, pin: bool) -> int:
-        """Tokens that a state behind `tokens` would save, or 0 if it exists or they are too few."""
+        """Tokens that a state would save, or 0 if it exists or they are too few."""
         is_there = bool(path) and path[-1].state is not None
         if not tokens or (is_there and sum(len(block.tokens) for block in path) == len(tokens)):
             return 0

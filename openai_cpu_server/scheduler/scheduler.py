@@ -1,5 +1,3 @@
-"""Decision about the next step, and application of its result."""
-
 from __future__ import annotations
 
 import math
@@ -55,8 +53,7 @@ class CellClaims:
         return limits
 
     def with_drafts(self, plan: StepPlan, spans: tuple[Span, ...], chosen: ChosenDrafts) -> tuple[Span, ...]:
-        """Add the drafts to the spans and the plan, behind all other allocations, so that no sequence is
-        preempted for a draft."""
+        """Add the drafts behind all other allocations, so that no sequence is preempted for a draft."""
         running = self.memory.running
         drafts = [chosen.spans.get(running[span.slot], SpanDraft()) for span in spans]
         return tuple(self._with_draft(plan, span, draft) for span, draft in zip(spans, drafts, strict=True))
@@ -90,7 +87,7 @@ class CellClaims:
         )
 
     def _claim(self, sequence: Sequence) -> int:
-        """Preempt sequences behind this one in order until a token fits. Return 0 if it is the last."""
+        """Preempt later sequences in order until a token fits. Return 0 if this is the last."""
         while (room := self.memory.ledger.room(sequence.slot) - sequence.computed) <= 0:
             worst = self.admission.running_in_order()[-1]
             if worst is sequence:
@@ -142,13 +139,13 @@ def samples_of(span: Span, result: StepResult, num_tokens: int) -> tuple[Sample,
 
 
 _MOST_TILES = 1024
-"""Maximum tiles in a snapshot of the pool, which bounds the message; a display shows no more."""
+"""Tiles in a snapshot, which bounds the message; a display shows no more."""
 _MOST_RUNS = 4096
-"""Maximum runs of tiles in a message. Tiles are enlarged until the runs of more scattered cells fit."""
+"""Tiles are enlarged until the runs of scattered cells fit."""
 
 
 _MOST_WAITS = 32
-"""Waiting sequences whose reason is reported: finding it takes 20 microseconds each."""
+"""Sequences whose reason is reported: finding it takes 20 microseconds each."""
 
 
 @dataclass(frozen=True)
@@ -162,8 +159,7 @@ class StepLimits:
 
 
 class Scheduler:
-    """The caller owns the loop: it requests a step, lets the backend execute it, and returns the result. It
-    submits and finishes sequences through `sequences`."""
+    """The caller requests a step, has it executed, and returns the result."""
 
     def __init__(
         self,
@@ -280,9 +276,8 @@ class Scheduler:
     # -- deciding ----------------------------------------------------------------------------------------
 
     def schedule(self, *, beside_interactive: bool = False, unready: Collection[int] = ()) -> Step:
-        """Return the next step, which has no spans if there is nothing to compute. `beside_interactive`:
-        interactive work of another model waits. `unready`: slots for which the step would wait, left out if
-        there are others."""
+        """`beside_interactive`: interactive work of another model waits. `unready`: slots for which the step
+        would wait, left out if there are others."""
         if self._experiment.continuous_batching or not self._memory.running:
             self._memory.checkpoints.advise(self._limits.state_tokens, self.costs.state_in_tokens)
             self._admission.admit()
@@ -330,7 +325,7 @@ class Scheduler:
 
     @property
     def _capacity(self) -> StepCapacity:
-        """Few enough prompt tokens are scored that every other sequence has an output left."""
+        """Score few prompt tokens, so that every other sequence has an output left."""
         outputs = self._limits.step_outputs
         scored = max(1, outputs - len(self._memory.running) + 1)
         return StepCapacity(self._limits.step_tokens, outputs, scored, self._memory.cache.has_states)
@@ -341,8 +336,8 @@ class Scheduler:
 
     @property
     def _may_be_interrupted(self) -> bool:
-        """A step of batch work beside interactive work is short and paid for from savings. If it were
-        discarded, frequent new requests would take batch work's share."""
+        """A step of batch work beside interactive work is not discarded, because frequent new requests would
+        take batch work's share."""
         running = self._memory.running.values()
         is_batch = all(s.request.priority is Priority.BATCH for s in running)
         return is_batch and not any(s.is_in_one_place for s in running)
@@ -355,7 +350,7 @@ class Scheduler:
     # -- applying ----------------------------------------------------------------------------------------
 
     def apply(self, step: Step, result: StepResult, elapsed_ms: float | None = None) -> list[SequenceAdvance]:
-        """Apply the result, and learn from the duration unless it is None or the step was interrupted."""
+        """Learn from the duration unless it is None or the step was interrupted."""
         running, ledger = self._memory.running, self._memory.ledger
         if result.interrupted:
             for sequence in self.participants(step):

@@ -1,5 +1,4 @@
-"""Sequence of the scheduler, and the policies that order two sequences. No policy puts batch work before an
-interactive request; the scheduler grants its share (`batch_floor`)."""
+"""Sequence of the scheduler, and the policies that order sequences."""
 
 from __future__ import annotations
 
@@ -25,11 +24,8 @@ _MOVES = {
 
 
 class Sequence:
-    """Prompt and output in one list, of which the first `computed` tokens have KV cells in `slot`.
-
-    One rule covers prefill, decode and every kind of resuming: compute up to n of the `pending` tokens, and
-    sample if that reaches the end.
-    """
+    """Prompt and output, of which the first `computed` tokens have cells in `slot`. One rule covers prefill,
+    decode and resuming: compute `pending` tokens, and sample at the end."""
 
     def __init__(
         self,
@@ -40,19 +36,19 @@ class Sequence:
         arrived_s: float,
         expected_output: int | None = None,
     ) -> None:
-        """`output`: generated before a crash. `beginning`: forced behind it by the constraint. `arrival`:
-        number of earlier arrivals. `expected_output`: None for `max_tokens`."""
+        """`output`: from before a crash. `beginning`: forced behind it; `arrival`: number of earlier
+        arrivals; `expected_output`: None for `max_tokens`."""
         self.request = request
         self.arrival = arrival
         self.arrived_s = arrived_s
         self.tokens = [*request.tokens, *output, *beginning]
         self.computed = 0
         self.num_scored = 0 if request.prompt_logprobs and not output else len(request.tokens) - 1
-        """Prompt positions whose next token's log-probability was reported or not requested."""
+        """Prompt positions whose next token was scored or need not be."""
         self.cached_tokens: int | None = None
-        """Prompt tokens that were shared or restored when the sequence first ran, or None before that."""
+        """Prompt tokens shared or restored when the sequence first ran, None before that."""
         self.expected_output = request.max_tokens if expected_output is None else expected_output
-        """Output tokens expected on arrival. Constant, because queues are sorted by it."""
+        """Constant, because queues are sorted by it."""
         self.num_preemptions = 0
         self.num_interruptions = 0
         self.num_padded = 0
@@ -60,15 +56,14 @@ class Sequence:
         self.num_accepted = 0
         self.expected_reuse = 0
         self.shared_prefixes: dict[int, int] = {}
-        """Length of the common prefix with another prompt, by the arrival of the other sequence."""
+        """Common prefix with another prompt, by the other's arrival."""
         self.checkpoints: list[int] = []
-        """Checkpoints, ascending: numbers of computed tokens at which a step ends, to save the state."""
+        """Ascending token counts at which a step ends, to save the state."""
         self.num_encoded = 0
-        """Number of its first media whose rows or cells the backend has."""
+        """First media whose rows or cells the backend has."""
         self.num_given_up = 0
-        """Number of times that its unfinished encoding was discarded for other sequences."""
+        """Times that its unfinished encoding was discarded for others."""
         self._num_to_read = len(self.tokens)
-        """Number of tokens when it last began to run."""
         self._status = SequenceStatus.WAITING
         self._slot: int | None = None
 
@@ -87,7 +82,7 @@ class Sequence:
 
     @property
     def readable(self) -> int:
-        """Tokens that one step may compute: none while the sequence waits for the encoder."""
+        """Tokens for one step: none while the sequence waits for the encoder."""
         at = bisect_right(self.checkpoints, self.computed)
         end = self.checkpoints[at] if at < len(self.checkpoints) else len(self.tokens)
         return (
@@ -118,7 +113,7 @@ class Sequence:
 
     @property
     def is_in_one_place(self) -> bool:
-        """True if a part of the next computation cannot be taken back."""
+        """True if a part cannot be taken back."""
         at = self.placeholder_at(self.computed)
         return at is not None and self.request.media[at].rows.has_one_place
 
@@ -127,14 +122,13 @@ class Sequence:
         return next((at for at, one in media if one.start <= index < one.end), None)
 
     def cut(self, num_tokens: int) -> int:
-        """Shorten a prefix so that it does not end within an indivisible medium."""
+        """Shorten a prefix that ends within an indivisible medium."""
         at = self.placeholder_at(num_tokens)
         placeholder = self.request.media[at] if at is not None else None
         return num_tokens if placeholder is None or placeholder.can_be_cut else placeholder.start
 
     def add_checkpoint(self, num_tokens: int, *, apart: int) -> None:
-        """Add a checkpoint, unless another one lies less than `apart` before it. It replaces one as close
-        behind."""
+        """Add a checkpoint, unless one lies less than `apart` before it. It replaces one as close behind."""
         at = bisect_right(self.checkpoints, num_tokens)
         if at and num_tokens - self.checkpoints[at - 1] < apart:
             return
@@ -147,8 +141,7 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """True if at most the last of the tokens that it had when it last began to run is pending. The others
-        were sampled or forced since then."""
+        """True if at most the last token from before it began to run is pending."""
         return self.computed >= self._num_to_read - 1
 
     @property
@@ -165,8 +158,7 @@ class Sequence:
 
     @property
     def reusable(self) -> int:
-        """First tokens that may be shared or restored. The last one and those to be scored must be computed,
-        because they give logits."""
+        """First tokens that may be shared. The last one and those to be scored give logits."""
         return self.num_scored if self.is_scoring else len(self.tokens) - 1
 
     @property
@@ -212,21 +204,19 @@ def take_over(sequence: Sequence, former: Sequence) -> None:
 
 
 TOKENS_PER_S = 16.0
-"""Tokens of expected output that a second of earlier arrival is worth, because long jobs might otherwise wait
-for ever: a job of 1,000 tokens overtakes every job of 40 that arrives a minute later. A rule of fairness, not
-a measured price."""
+"""Tokens of expected output that a second of earlier arrival is worth: 1,000 overtake 40 that arrive a minute
+later. A rule of fairness, not a measured price."""
 
 
 @dataclass(frozen=True)
 class SequenceAdvance:
     sequence: Sequence
     samples: tuple[Sample, ...]
-    """Sampled tokens, several if a draft was correct, within the sequence's `max_tokens`."""
+    """Several if a draft was correct, within `max_tokens`."""
     scores: tuple[TokenLogprob, ...]
     failure: str | None = None
     """Reason why its constraint cannot be followed. The caller must finish the sequence, as with `fault`."""
     fault: str | None = None
-    """Other failure of this sequence only."""
 
     @property
     def has_failed(self) -> bool:
@@ -234,8 +224,7 @@ class SequenceAdvance:
 
 
 class PriorityPolicy:
-    """Interactive before batch; clients take turns; first come, first served. Keys never change, so that
-    queues stay sorted."""
+    """Clients take turns; first come, first served. Keys never change, so that queues stay sorted."""
 
     def lane(self, sequence: Sequence) -> int:
         """Sequences of a smaller lane may preempt those of a larger one."""
@@ -257,7 +246,7 @@ class FifoPolicy(PriorityPolicy):
 
 
 class ShortestFirstPolicy(PriorityPolicy):
-    """Interactive before batch; the shortest expected output first. Waiting compensates for length."""
+    """Shortest expected output first, compensated by waiting."""
 
     def turns(self, sequence: Sequence) -> tuple[str, str]:
         return "", ""

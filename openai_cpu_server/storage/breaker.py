@@ -1,5 +1,3 @@
-"""Circuit breaker around a service that may be down."""
-
 from __future__ import annotations
 
 import logging
@@ -14,7 +12,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAUSE_S = 5.0
-"""Pause for calls that clients wait for."""
+"""Pause for calls of clients."""
 
 
 class NotAnswering(Exception): ...
@@ -26,7 +24,7 @@ class CircuitBreaker:
     """Line for the log, with a %s for the reason."""
     back: str
     failure: Callable[[Exception], str | None]
-    """Returns the reason of an exception, or None if it does not mean that the service is down."""
+    """Return the reason, or None if the service is not down."""
     answer_s: float | None = None
     pause_s: float = 0.0
     clock: Callable[[], float] = time.monotonic

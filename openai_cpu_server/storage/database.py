@@ -1,4 +1,4 @@
-"""SQLite and other databases behind SQLAlchemy, and the threads that keep disk waits off the event loop."""
+"""Databases behind SQLAlchemy, and the threads that keep disk waits off the event loop."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _READERS = 3
-"""Several readers, because reading a long conversation keeps one of them busy."""
+"""Long conversations keep one of them busy."""
 _READS = "openai_cpu_server_reads"
 
 
 class SqliteOptions(NamedTuple):
     lock_timeout_s: float
     synchronous: str
-    """FULL: a power loss loses no commit. NORMAL: a power loss may lose the last ones, kill -9 none."""
+    """FULL: a power loss loses no commit. NORMAL: it may lose the last ones, kill -9 none."""
     has_one_connection: bool = False
     check: Callable[[sqlite3.Connection], None] = lambda _: None
-    """Inspects the file before it is changed."""
+    """Called before the file is changed."""
 
 
 class Database:
@@ -44,7 +44,7 @@ class Database:
 
     @property
     def folder(self) -> Path | None:
-        """Return None for a database in memory or on a server."""
+        """Folder, or None in memory or on a server."""
         url = self._engine.url
         if url.get_backend_name() != "sqlite" or _is_in_memory(url):
             return None
@@ -79,8 +79,7 @@ class Database:
 
 
 class DatabaseThreads:
-    """Thread that writes, and some that read without waiting for it. Methods raise RuntimeError after
-    `close`."""
+    """Writing thread, and readers that do not wait for it. Methods raise RuntimeError after `close`."""
 
     def __init__(self, database: Database, name: str) -> None:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -91,7 +90,7 @@ class DatabaseThreads:
         )
 
     async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Keep the order of calls. A call that has begun completes even if its caller is cancelled."""
+        """Keep the order. A running call completes even if its caller is cancelled."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, partial(work, *args, **kwargs))
 
@@ -105,8 +104,8 @@ class DatabaseThreads:
 
 
 def sqlite_engine(url: URL, options: SqliteOptions) -> Engine:
-    """Return an engine for SQLite in WAL mode, in a private file. Raises OSError; the first use raises what
-    `check` raises."""
+    """Return an engine in WAL mode, in a private file. Raises OSError; the first use raises what `check`
+    raises."""
     if not _is_in_memory(url):
         name = url.database or ""
         if name.startswith("file:") and "uri" in url.query:

@@ -1,5 +1,5 @@
-"""Files with users' texts, or with data that native code will read: only this user may access them. A file of
-another user is rejected, because that user can read and change it at any time."""
+"""Files with users' texts, or data for native code, which only this user may access. A file of another user
+is rejected, because that user can change it at any time."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def keep_database_private(path: Path) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """Create a folder, or check that only this user can have filled it. For guessable places in folders that
-    others can write to, such as /tmp. Raises OSError."""
+    """Create a folder, or check that only this user can have filled it, for guessable places such as /tmp.
+    Raises OSError."""
     path.mkdir(mode=_OWNERS, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
@@ -63,8 +63,8 @@ def private_folder(path: Path) -> Path:
 
 
 def claim(path: Path, descriptor: int) -> None:
-    """Check an open file that will be trusted, and make it private; root's may be readable by all. Raises
-    OSError, and `ForeignFile` for another owner."""
+    """Check an open file, and make it private; root's may be readable by all. Raises OSError, and
+    `ForeignFile` for another owner."""
     found = os.fstat(descriptor)
     if found.st_uid == os.geteuid():
         _take_from_others(path, found)
@@ -74,11 +74,8 @@ def claim(path: Path, descriptor: int) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """Yield a new file that atomically replaces the old one, synced to disk, if nothing fails. Drafts left by
-    killed processes are removed, because they can have gigabytes.
-
-    `mode`: 0o666 for a file whose readers the user's umask determines.
-    """
+    """Yield a new file that atomically replaces the old one, synced, if nothing fails; drafts of killed
+    processes, perhaps gigabytes, are removed. `mode`: 0o666 for readers by the user's umask."""
     _remove_orphans(path)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_DRAFT}")
     descriptor = os.open(draft, os.O_WRONLY | _NEW, mode)
@@ -100,14 +97,14 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 class SoleWriter:
-    """Election of the one process that may write a file: the first to call `may_write`, until it ends."""
+    """Election of a file's one writer: the first process to call `may_write`, until it ends."""
 
     def __init__(self, path: Path) -> None:
         self._lock = path.with_name(f".{path.name}.lock")
         self._descriptor: int | None = None
 
     def may_write(self) -> bool:
-        """Return True if this process is elected, and always on file systems without locks."""
+        """Return True if elected, and always on file systems without locks."""
         if self._descriptor is not None:
             return True
         try:
@@ -157,14 +154,14 @@ def _require_own(path: Path, found: os.stat_result, folder: Path) -> None:
 
 
 def _owner_of_new_files(folder: Path) -> int | None:
-    """Some network file systems report one owner for all files."""
+    """Some network file systems have one owner for all files."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
         return os.fstat(probe.fileno()).st_uid
     return None
 
 
 def _lock(descriptor: int) -> bool:
-    """Return False if the lock is held elsewhere, or the file system has no locks."""
+    """Return False if the lock is held, or the file system has none."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

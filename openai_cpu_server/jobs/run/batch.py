@@ -1,4 +1,4 @@
-"""Running of batches: free ones are found, their leases renewed, and each is run to its end."""
+"""Running of batches under leases."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _LONGEST_RETRY_S = 10.0
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 5.0
 """A batch whose owner must wait longer makes room for others."""
 _INLINE_BYTES = 64 * 1024
-"""Size that is read or written in a fraction of a millisecond, about the cost of a thread."""
+"""Read or written in a fraction of a millisecond, about the cost of a thread."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class StopReason(enum.Enum):
 
 
 class BatchPaused(ServerError):
-    """Raised when all finished rows are committed."""
+    """Raised when all rows are committed."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"no row can run for {wait_s:g} s")
@@ -81,7 +81,7 @@ class BatchParts(NamedTuple):
 
 
 class BatchRun:
-    """`slots` limits the running rows of all batches. A cancelled `run` can be resumed."""
+    """`slots`: for rows of all batches. A cancelled `run` can be resumed."""
 
     def __init__(
         self, batch: BatchRecord, parts: BatchParts, run_row: RunRow, slots: anyio.Semaphore
@@ -104,7 +104,7 @@ class BatchRun:
             self._scope.cancel()
 
     async def run(self) -> BatchStatus | None:
-        """Return how it ended, or None if another process has it now. Raises BatchPaused."""
+        """Return None if another process has the batch. Raises BatchPaused."""
         try:
             ending = await self._until_stopped()
             if ending is BatchStatus.EXPIRED:
@@ -261,7 +261,7 @@ class BatchRunner:
         self._news = anyio.Event()
 
     async def run(self, run_row: RunRow) -> None:
-        """Run batches until cancelled. Then they can be resumed, by other processes after `release`."""
+        """Run batches until cancelled. They can then be resumed, elsewhere after `release`."""
         slots = anyio.Semaphore(self._options.concurrency)
         async with anyio.create_task_group() as group:
             renewal_s = min(self._options.poll_s, self._options.lease_s / _RENEWALS_A_LEASE)

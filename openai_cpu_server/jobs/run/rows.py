@@ -1,5 +1,3 @@
-"""Rows of an input file."""
-
 from __future__ import annotations
 
 import hashlib
@@ -70,9 +68,9 @@ class RowAnswer(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     body: bytes
     retry_after_s: float | None = None
-    """Time until a retry, or None if the answer is final."""
+    """Unset if the answer is final."""
     pauses: bool = False
-    """True if the owner's other rows must wait as well."""
+    """The owner's other rows must wait as well."""
 
 
 RunRow = Callable[[str, bytes, str], Awaitable[RowAnswer]]
@@ -202,7 +200,7 @@ def _text(fields: dict[str, msgspec.Raw], name: str) -> str:
 
 
 MAX_ERRORS = 100
-"""Reported errors. The first ones show what is wrong."""
+"""Reported errors, the first ones."""
 _MOST_BLANK_LINES = 100_000
 
 

@@ -1,5 +1,3 @@
-"""Batches in the database."""
-
 from __future__ import annotations
 
 import contextlib
@@ -40,8 +38,8 @@ def new_holder() -> str:
 
 
 def is_left_behind(holder: str, lease_until: float | None, now_s: float) -> bool:
-    """Return True if the holder has stopped. A process on this node is looked up, because a changed clock
-    ends no process; leases of others expire."""
+    """Return True if the holder has stopped. A process on this node is looked up, because the clock may
+    change; leases of others expire."""
     node, pid, start, _ = holder.split(" ")
     if node != _node():
         return lease_until is not None and lease_until <= now_s
@@ -109,15 +107,15 @@ class LeaseLost(ServerError):
 
 @dataclass(eq=False, kw_only=True)
 class BatchLedger(db.Repository):
-    """Batches as their runner sees them. Writes raise LeaseLost if another process has the lease, and others
-    wait `lease_s` for a vanished host."""
+    """Batches as their runner sees them. Writes raise LeaseLost if another process has the lease; others wait
+    `lease_s` for a vanished host."""
 
     lease_s: float
     holder: str = field(default_factory=new_holder)
 
     @db.reads
     def unfinished(self, connection: Connection, model: str) -> list[BatchRecord]:
-        """Return free batches of this model, and any that only have to be ended, oldest first."""
+        """Return free batches of this model, and any to be ended, oldest first."""
         now_s = self.clock()
         wanted = or_(
             db.batches.c.model == model,
@@ -136,7 +134,7 @@ class BatchLedger(db.Repository):
 
     @db.writes
     def claim(self, connection: Connection, batch: BatchRecord) -> bool:
-        """Take the lease. Returns False if the batch has ended or another process was faster."""
+        """Return False if the batch has ended or another process was faster."""
         unchanged = db.batches.c.lease_holder.is_not_distinct_from(batch.lease_holder)
         free = and_(db.batches.c.id == batch.id, db.batches.c.status.in_(ACTIVE), unchanged)
         lease = {"lease_holder": self.holder, "lease_until": self.clock() + self.lease_s}
@@ -144,7 +142,7 @@ class BatchLedger(db.Repository):
 
     @db.writes
     def renew(self, connection: Connection) -> dict[str, BatchStatus]:
-        """Return the states of the batches whose lease is still ours."""
+        """Return the states of batches with our lease."""
         ours = db.batches.c.lease_holder == self.holder
         lease_until = self.clock() + self.lease_s
         connection.execute(update(db.batches).where(ours).values(lease_until=lease_until))
@@ -159,7 +157,7 @@ class BatchLedger(db.Repository):
     def move(
         self, connection: Connection, /, batch_id: str, before: BatchStatus, after: BatchStatus, **values: int
     ) -> bool:
-        """Return False if the batch was cancelled."""
+        """Return False for a cancelled batch."""
         held = self._held(batch_id)
         moved = {"status": after.value, after.moment: self.now_s, **values}
         change = update(db.batches).where(held, db.batches.c.status == before.value).values(moved)
@@ -183,7 +181,7 @@ class BatchLedger(db.Repository):
 
     @db.writes
     def record(self, connection: Connection, batch: BatchRecord, rows: Sequence[RowResult]) -> None:
-        """Commit results, only the first for each line."""
+        """Commit the first result for each line."""
         counts = {
             "completed": db.batches.c.completed + sum(row.is_ok for row in rows),
             "failed": db.batches.c.failed + sum(not row.is_ok for row in rows),
@@ -209,7 +207,7 @@ class BatchLedger(db.Repository):
     def finish(
         self, connection: Connection, batch_id: str, ending: BatchStatus, *, errors: Sequence[LineError] = ()
     ) -> BatchStatus:
-        """End the batch, or cancel it if requested, and publish its rows."""
+        """End the batch, as cancelled if requested, and publish its rows."""
         batch = _BATCHES.find(connection, self._held(batch_id), lock=True)
         if batch is None:
             raise LeaseLost(batch_id)

@@ -1,4 +1,4 @@
-"""Tables, on SQLite in WAL mode or PostgreSQL, with the same statements."""
+"""Tables of SQLite and PostgreSQL, with the same statements."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SCHEMA_VERSION = 5
-"""Grows with every change: 2 added responses, 3 usage, 4 conversations, 5 seconds of sound. Older
-databases are migrated, newer ones rejected."""
+"""Grows with every change: 2 added responses, 3 usage, 4 conversations, 5 seconds of sound. Older databases
+are migrated, newer ones rejected."""
 OLDER = (1, 2, 3, 4)
 _LACK_SECONDS = (3, 4)
 
@@ -64,7 +64,7 @@ _SQL_TYPES: Mapping[object, type[sa.types.TypeEngine[Any]]] = {
 
 
 def _table(name: str, record: type[msgspec.Struct], *indices: sa.Index) -> sa.Table:
-    """Return a table with a column for each field, numbered in the order of creation."""
+    """Return a table with a column for each field, numbered by creation."""
     number = sa.Column("number", sa.Integer, primary_key=True)
     return sa.Table(name, metadata, number, *_columns(record), sa.UniqueConstraint("id"), *indices)
 
@@ -89,9 +89,8 @@ files = _table("files", records.FileRecord)
 parts = sa.Table(
     "parts", metadata, *_numbered("file_id"), sa.Column("content", sa.LargeBinary, nullable=False)
 )
-"""Parts of a file, in the order of the numbers. Content lives in the database, so that it and its record
-are one transaction, and servers on one PostgreSQL share files. An upload has parts of 256 KiB. An output
-file has a part per row, numbered by the input's line, so it is complete and in order without copying."""
+"""Content lives in the database, so that it and its record are one transaction. Uploads have parts of 256
+KiB, an output file one per row, numbered by the input's line and so in order."""
 batches = _table("batches", records.BatchRecord, sa.Index("batches_by_status", "status"))
 results = sa.Table(
     "results",
@@ -139,8 +138,8 @@ _learned: set[type[msgspec.Struct]] = set()
 
 
 def learned(kind: type[R]) -> type[R]:
-    """Prepare a struct for threads. msgspec marks a struct as known before it has inspected it, and a
-    second thread then crashes the process."""
+    """Prepare a struct for threads: msgspec marks it as known before it has inspected it, and a second thread
+    then crashes the process."""
     if kind not in _learned:
         with _learning:
             msgspec.json.Decoder(kind)
@@ -160,8 +159,8 @@ def storable(text: str) -> str:
 
 @dataclass(eq=False)
 class Repository:
-    """Objects in the database, for one event loop. Public methods are one transaction each, in a thread,
-    and raise JobsUnavailable while the database is away."""
+    """Public methods are one transaction each, in a thread, and raise JobsUnavailable while the database is
+    away."""
 
     database: Database
     threads: DatabaseThreads
@@ -208,7 +207,7 @@ def writes(work: Transaction[Own, P, T]) -> Method[Own, P, T]:
 
 @dataclass(frozen=True)
 class RecordTable(Generic[R]):
-    """Numbered rows, with columns for the fields of a record."""
+    """Numbered rows of records."""
 
     table: sa.Table
     record: type[R]
@@ -227,8 +226,8 @@ class RecordTable(Generic[R]):
         missing: Callable[[str], JobObjectNotFound],
         *filters: ColumnElement[bool],
     ) -> tuple[list[R], bool]:
-        """Return a page in the order of creation, and True if there are more. Raises `missing` if no row of
-        `own` has the id `page.after`."""
+        """Return a page by creation, and True if there are more. Raises `missing` without a row
+        `page.after`."""
         number = self.table.c.number
         query = sa.select(self.table).where(own, *filters)
         if page.after is not None:
@@ -244,7 +243,7 @@ class RecordTable(Generic[R]):
 
 @dataclass(frozen=True)
 class OwnedTable(RecordTable[R]):
-    """Objects that only their owner sees, while they live."""
+    """Objects for their owner, while they live."""
 
     missing: str
     id_chars: int = 64
@@ -302,7 +301,7 @@ class ItemTable(RecordTable[R]):
 
 @dataclass(eq=False)
 class OwnedRepository(Repository, Generic[R]):
-    """Objects that only their owner sees. Methods raise JobObjectNotFound for those of others."""
+    """Methods raise JobObjectNotFound for objects of other owners."""
 
     table: ClassVar[OwnedTable[Any]]
 
@@ -319,8 +318,8 @@ class OwnedRepository(Repository, Generic[R]):
 
 
 _SQLITE = SqliteOptions(lock_timeout_s=30, synchronous="FULL")
-"""NORMAL survives kill -9 too, but a power loss may undo commits that clients know of. A sync per commit
-is cheap beside a row of 100 ms, and rows that end together share one."""
+"""NORMAL survives kill -9 too, but a power loss may undo commits that clients know of. A sync is cheap beside
+a row of 100 ms."""
 _POSTGRES = {
     "connect_timeout": 10,
     "tcp_user_timeout": 30_000,
@@ -328,9 +327,9 @@ _POSTGRES = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
-"""Detect a vanished host, unless the URL says otherwise."""
+"""Detect a vanished host, unless the URL has other values."""
 _UNAVAILABLE = (OperationalError, InterfaceError, InternalError, PoolTimeout)
-"""No connection, a full disk, a read-only replica. Other errors are our bugs."""
+"""A lost connection, a full disk, a read-only replica. Other errors are our bugs."""
 
 
 def open_database(where: str) -> Database:

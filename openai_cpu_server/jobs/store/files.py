@@ -1,4 +1,4 @@
-"""Files in the database. Uploads go in piece by piece, so that others can write in between."""
+"""Files in the database, uploaded piece by piece, so that others can write in between."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from openai_cpu_server.jobs.store import database as db
 
 PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16
-"""Others get their turn in between."""
+"""Yield to others in between."""
 _PARTS_A_PIECE = 8
 _PARTIAL = FilePurpose.PARTIAL.value
 _LONGEST_S = 3600
-"""After that, the rest of a dead server's upload is deleted."""
+"""Age at which a dead server's upload is deleted."""
 
 
 class UploadSource(Protocol):
@@ -41,7 +41,7 @@ class FileStore(db.OwnedRepository[FileRecord]):
     table = FILES
 
     async def upload(self, record: FileRecord, content: UploadSource) -> FileRecord:
-        """Return the record with the size. A failed upload leaves nothing."""
+        """Return the record with the size. Failed uploads leave nothing."""
         await self.begin(record, until_s=record.created_at + _LONGEST_S)
         try:
             num_bytes, num_parts = 0, 0
@@ -59,7 +59,7 @@ class FileStore(db.OwnedRepository[FileRecord]):
 
     @db.writes
     def begin(self, connection: Connection, record: FileRecord, *, until_s: int) -> None:
-        """An upload that is not complete by `until_s` is deleted."""
+        """Uploads must be complete by `until_s`."""
         partial = msgspec.structs.replace(record, purpose=FilePurpose.PARTIAL, expires_at=until_s)
         connection.execute(insert(db.files).values(**msgspec.to_builtins(partial)))
 
@@ -74,7 +74,7 @@ class FileStore(db.OwnedRepository[FileRecord]):
 
     @db.writes
     def complete(self, connection: Connection, record: FileRecord) -> None:
-        """Publish an upload. Raises JobObjectNotFound if it was deleted."""
+        """Publish an upload. Raises JobObjectNotFound."""
         is_partial = and_(db.files.c.id == record.id, db.files.c.purpose == _PARTIAL)
         change = update(db.files).where(is_partial).values(**msgspec.to_builtins(record))
         if connection.execute(change).rowcount != 1:
@@ -129,7 +129,7 @@ class FileStore(db.OwnedRepository[FileRecord]):
 
     @db.writes
     def prune_some(self, connection: Connection, file_id: str) -> bool:
-        """Remove some parts of a hidden file, and return True if there are more."""
+        """Return True if more parts are left."""
         own = db.parts.c.file_id == file_id
         some = select(db.parts.c.number).where(own).order_by(db.parts.c.number).limit(_PARTS_AT_ONCE)
         numbers = connection.execute(some).scalars().all()

@@ -31,9 +31,9 @@ def _length(first: ColumnElement[bytes], *others: ColumnElement[bytes]) -> Colum
 
 _MIB = 1024 * 1024
 _FREE_SHARE, _FREE_BYTES = 0.05, 1024 * _MIB
-"""The smaller of the two stays free for databases, logs and other programs."""
+"""Smaller of the two, kept free for logs and other programs."""
 _OLD_S = 60.0
-"""Time until a new count, because other servers store and delete, and objects expire."""
+"""Age of a count, because other servers store, and objects expire."""
 _FRESH_S = 1.0
 """Rejections need a newer count."""
 _DISK_S = 1.0
@@ -90,7 +90,7 @@ class StorageQuotas(db.Repository):
         return StoredAmount(num_bytes=int(num_bytes), num_files=int(num_files))
 
     async def check(self, owner: str, limits: StorageLimits, amount: StoredAmount) -> None:
-        """Check that so much more may be stored. Raises StorageFull, DiskFull."""
+        """Reject what exceeds the limits. Raises StorageFull, DiskFull."""
         await self.check_disk(amount.num_bytes)
         await self._check_limits(owner, limits, amount)
 
@@ -153,7 +153,7 @@ OwnersMethod = Callable[Concatenate[Storing, str, P], Coroutine[Any, Any, T]]
 
 
 def recounted(work: OwnersMethod[Storing, P, T]) -> OwnersMethod[Storing, P, T]:
-    """Forget what is stored for the owner, the first argument, when the work is done."""
+    """Forget the stored amount of the owner, the first argument, afterwards."""
 
     @wraps(work)
     async def method(self: Storing, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -166,7 +166,7 @@ def recounted(work: OwnersMethod[Storing, P, T]) -> OwnersMethod[Storing, P, T]:
 
 @dataclass(eq=False, kw_only=True)
 class StoringRepository(db.OwnedRepository[db.R]):
-    """Objects with items, which count for their owner's limits, and expire."""
+    """Objects that count for their owner's limits, and expire."""
 
     item_table: ClassVar[db.ItemTable[Any]]
     storage: StorageQuotas
@@ -180,7 +180,6 @@ class StoringRepository(db.OwnedRepository[db.R]):
 
     @db.reads
     def content_by_id(self, connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the items that exist in any live object of this owner."""
         parents, items = self.table.table, self.item_table.table.c
         query = select(items.id, items.content).join(parents, parents.c.id == self.item_table.parent_id)
         query = query.where(self.table.of(owner, self.clock()), items.id.in_([*map(db.storable, ids)]))
@@ -188,7 +187,7 @@ class StoringRepository(db.OwnedRepository[db.R]):
 
     @db.writes
     def purge_some(self, connection: Connection) -> int:
-        """Delete some expired objects. Returns their number; call again while it is positive."""
+        """Return the number of deleted objects; call again while it is positive."""
         objects = self.table.table.c
         expired = select(objects.id).where(objects.expires_at <= self.clock()).limit(_PURGED_AT_ONCE)
         ids = connection.execute(expired).scalars().all()

@@ -1,4 +1,4 @@
-"""Engine replica: one engine process, and the door to which API processes connect."""
+"""Engine replica and its door for API processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class CpuSpending:
-    """`EngineObserver` of CPU time. One API process reports each amount, to the account of all."""
+    """CPU time that one API process reports, to the account of all."""
 
     def __init__(self) -> None:
         self._spent_ms: dict[str, float] = {}
@@ -56,7 +56,7 @@ class CpuSpending:
 
 @dataclass(eq=False)
 class HostSession:
-    """Collects news until it is fetched, so that all news of a step goes together."""
+    """Collects news until it is fetched, so that a step's news go together."""
 
     lease_holder: str
     renewed_s: float
@@ -66,9 +66,8 @@ class HostSession:
     last: wire.HostReport | None = None
     reported_s: float = 0.0
     num_seen: int = 0
-    """Order batches received before the last report."""
     others_s: float = float("-inf")
-    """Time at which others' requests were last reported."""
+    """Time of the last report of others."""
     _report: wire.HostReport | None = None
     _started: dict[str, None] = field(default_factory=dict)
     _places: dict[str, messages.QueuePlace] = field(default_factory=dict)
@@ -107,7 +106,8 @@ class HostSession:
 
     @property
     def is_behind(self) -> bool:
-        """True until the last report is fetched. A new one would lose the changes of held prefixes in it."""
+        """True until the last report is fetched, because a new one would lose its changes of held
+        prefixes."""
         return self._report is not None
 
     def report(self, report: wire.HostReport) -> None:
@@ -134,7 +134,6 @@ class SessionRelay(AnswerSink):
     request_id: str
     session: HostSession
     serves: Callable[[], bool]
-    """True while the engine can run other requests."""
     _is_running: bool = False
 
     def start(self) -> None:
@@ -161,7 +160,7 @@ class SessionRelay(AnswerSink):
 _BUSY_S, _IDLE_S = 0.25, 1.0
 """Longest time between reports while forecasts change, and while they do not."""
 _OTHERS_S = 1.0
-"""Interval for reports of other sessions' requests, of which there may be thousands."""
+"""Interval for reports of others' requests, of which there may be thousands."""
 
 
 TICK_S = 0.25
@@ -169,8 +168,8 @@ _SERVING = (EngineState.READY, EngineState.RESTARTING, EngineState.LOADING)
 
 
 class ReplicaHost:
-    """Requests of API processes. A process that is silent for `lease_s` counts as gone, and its requests end,
-    because another replica runs them by now."""
+    """Requests of API processes. Those of a process that is silent for `lease_s` end, because another replica
+    runs them by now."""
 
     def __init__(
         self,
@@ -211,7 +210,7 @@ class ReplicaHost:
         return self._supervisor.status(self._replay.live.count)
 
     async def run(self) -> None:
-        """Load the model and serve until `close`. A failure to load is a state."""
+        """Serve until `close`. A failure to load is a state."""
         if self._supervisor.state is EngineState.ASLEEP:
             self._supervisor.wake()
         ticking = asyncio.create_task(self._tick())
@@ -268,7 +267,7 @@ class ReplicaHost:
     # -- inside ------------------------------------------------------------------------------------------
 
     async def _measure(self, session: HostSession, sizes: Sequence[MediaSize]) -> None:
-        """Measure media. After an error the client repeats the request, or sends it to another replica."""
+        """After an error the client repeats the request, or sends it to another replica."""
         with contextlib.suppress(ServerError):
             for measured in await self._supervisor.news.shapes.measured(sizes):
                 session.collect(measured)
@@ -332,7 +331,7 @@ class ReplicaHost:
                     self._report(session)
 
     def _is_due(self, session: HostSession) -> bool:
-        """Changes of the state are reported at once."""
+        """Changes of the state are due at once."""
         if session.is_behind:
             return False
         last, supervisor = session.last, self._supervisor
@@ -391,7 +390,7 @@ _hello = msgspec.msgpack.Decoder(wire.SessionHello)
 
 
 class ReplicaDoor:
-    """Accepts connections that send its token. A connection is a session and ends with it."""
+    """A connection that sends the token is a session, and ends with it."""
 
     def __init__(self, host: ReplicaHost, *, sending_s: float) -> None:
         self._host = host

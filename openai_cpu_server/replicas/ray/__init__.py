@@ -1,5 +1,3 @@
-"""API replicas and engine replicas as deployments of Ray Serve. No other room imports Ray.
-
-Ray pickles `scaling` and `request_router` by value, so they must import what they need of ours. Ray reports
-where replicas are and how many; tokens and orders never go through its calls.
-"""
+"""API replicas and engine replicas as deployments of Ray Serve. No other room imports Ray. Ray pickles
+`scaling` and `request_router` by value, so they must import what they need of ours. Tokens and orders never
+go through Ray's calls."""

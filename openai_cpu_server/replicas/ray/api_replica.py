@@ -53,7 +53,7 @@ class ReplicaRoster:
         self._names: frozenset[str] = frozenset()
 
     async def follow(self) -> None:
-        """Make one call, which waits for a first replica. From then on the router reports changes."""
+        """Make one call, which waits for a first replica. The router then reports changes."""
         while True:
             try:
                 await self._handle.known.remote(ReplicaAddress("", self._notify))

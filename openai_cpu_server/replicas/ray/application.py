@@ -48,12 +48,11 @@ _OF_SCALING = (
 _OF_ENGINES = ("memory_gb", "resources", "one_per_node", "pin", "retry_s", "cpus")
 _OF_API = ("api_replicas", "api_cpus", "ingress", "drain_s")
 _NO_LIMIT = 1_000_000
-"""Ray Serve's own limits are off, because the API and the engine's queue have theirs."""
+"""Turns off Ray Serve's own limits, because the API and the engine's queue have theirs."""
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """Build the application of `ray --print-config`. `args`: path of the TOML file on every node (`config`),
-    and options of `serve`. Raises StartupError."""
+    """`args`: path of the TOML file (`config`), and options of `serve`. Raises StartupError."""
     options = {name: value for name, value in args.items() if name != "config"}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     if "config" in args:
@@ -62,7 +61,7 @@ def build(args: Mapping[str, Any]) -> Application:
 
 
 def portable(settings: Settings) -> Settings:
-    """Return settings that can be pickled. Raises StartupError for features that replicas do not support."""
+    """Return settings that can be pickled. Raises StartupError for unsupported features."""
     check_answer_cache(settings)
     if settings.ssl_certfile is not None and settings.ray.ingress == "proxy":
         raise StartupError("Ray's proxies speak plain HTTP here: leave ssl_certfile out, or have no proxies")
@@ -113,7 +112,7 @@ def _engines(settings: Settings, model: str) -> Application:
 
 
 def engine_name(model: str) -> str:
-    """Return the name of a model's deployment. Ray allows neither `/` nor `#` in it."""
+    """Model's deployment, without `/` and `#`, which Ray does not allow."""
     return "engine-" + "".join(char if char.isalnum() or char in "-_." else "_" for char in model)
 
 
@@ -167,7 +166,7 @@ applications:
 
 
 def run(settings: Settings) -> None:
-    """Run in the cluster that the settings name, or in a new one on this machine. Raises StartupError."""
+    """Run in the cluster of the settings, or in a new one here. Raises StartupError."""
     app = serve_application(portable(settings))
     address = settings.ray.address  # None: Ray looks at RAY_ADDRESS
     export_settings(OF_NEW_CLUSTER)  # a cluster that runs does not look at them

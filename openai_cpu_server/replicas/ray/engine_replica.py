@@ -1,5 +1,3 @@
-"""Engine replica: a Ray actor with an engine process."""
-
 from __future__ import annotations
 
 import asyncio

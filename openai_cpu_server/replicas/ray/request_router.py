@@ -1,5 +1,5 @@
-"""Request router of engine replicas, on Ray Serve's public interface. Ray pickles this module by value, so
-it must import what it needs of ours."""
+"""Request router of engine replicas. Ray pickles this module by value, so it must import what it needs of
+ours."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from openai_cpu_server.replicas.ray.surroundings import NoSuchReplica, ReplicaAd
 
 
 class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are not looked at
-    """Sends a call to the replica that it names, which `replicas.router` has chosen, without Ray's
-    controller."""
+    """Sends a call to the replica that it names, without Ray's controller."""
 
     _notify: Callable[[frozenset[str]], None] | None = None
 

@@ -1,5 +1,5 @@
-"""Autoscaling by the waits of interactive work, on Ray Serve's public interface. Ray pickles this module
-by value, so it must import what it needs of ours."""
+"""Autoscaling by the waits of interactive work. Ray pickles this module by value, so it must import what it
+needs of ours."""
 
 from __future__ import annotations
 

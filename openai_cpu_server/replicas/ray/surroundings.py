@@ -1,8 +1,5 @@
-"""Environment of a replica: its CPUs, TLS, Ray's variables, and addresses of calls. Imports no Ray.
-
-Ray assigns no CPU in particular, so each replica claims its own with file locks. docs/ray.md has the savings
-by each variable; a variable that the user sets takes precedence.
-"""
+"""Environment of a replica, without Ray. Ray assigns no CPU in particular, so each replica claims its own
+with file locks; docs/ray.md has the savings by each variable."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ class NoSuchReplica(Exception): ...
 
 
 class ReplicaAddress(str):
-    """Name of a replica, or "" for any. Any thread calls `notify` with the names of all running replicas.
-    Calls carry it because Ray Serve gives the request router only their arguments."""
+    """Name of a replica, or "" for any, with `notify` for the running ones, in any thread. Calls carry it,
+    because Ray's router gets only their arguments."""
 
     notify: Callable[[frozenset[str]], None]
 
@@ -41,7 +38,7 @@ class CpuClaim:
         self._locks: dict[int, int] = {}
 
     def claim(self, num: int, usable: Iterable[int], nodes: Mapping[int, int]) -> tuple[int, ...]:
-        """Claim free CPUs on as few NUMA nodes as possible, or return () if there are too few."""
+        """Claim free CPUs on few NUMA nodes, or return () if there are too few."""
         private_folder(self._folder)
         with (self._folder / "claiming.lock").open("w") as others:
             fcntl.flock(others, fcntl.LOCK_EX)  # one at a time: it takes a millisecond

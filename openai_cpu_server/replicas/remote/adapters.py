@@ -1,4 +1,4 @@
-"""Adapters that are loaded and unloaded while replicas serve."""
+"""Adapters that change while replicas serve."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Offered:
 
 @dataclass(eq=False)
 class ReplicaAdapters:
-    """Adapters of all replicas. Later replicas get the others', also those of ended API processes."""
+    """Adapters of all replicas, also from ended API processes."""
 
     replicas: Mapping[str, ReplicaMember]
     clock: Callable[[], float]

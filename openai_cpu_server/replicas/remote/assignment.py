@@ -17,22 +17,17 @@ from openai_cpu_server.replicas.router import ReplicaChoice, ReplicaRouter, Rout
 from openai_cpu_server.replicas.wire import Order, wire_id
 
 _LOSSES_UNTIL_SUSPECT = 2
-"""Consecutive losses, each before any output, that make a suspect. A single one is mostly the machine's
-fault, and all requests there are replayed together."""
+"""Consecutive losses without output that make a suspect. A single one is mostly the machine's fault."""
 _LOSSES_UNTIL_GUILTY = 3
-"""Losses that convict a request, if it was on trial at the last."""
+"""Losses that convict a request that was on trial at the last."""
 _MOST_LOSSES = 6
 """Losses that convict it even if requests of other API processes were always present."""
 
 
 @dataclass(eq=False)
 class Quarantine:
-    """Trials of suspects, one at a time, each at a replica that gets no other new requests.
-
-    If the replica is lost, the suspect is to blame, unless another API process had a request without output
-    there. `engine_client.culprits` bisects within one engine, where a death costs less;
-    `AcceptedRequest.suspicion` counts losses here.
-    """
+    """Trials of suspects, one at a time, each at a replica without other new requests. If it is lost, the
+    suspect is to blame, unless another process had a request without output there."""
 
     trials: dict[str, AcceptedRequest] = field(default_factory=dict)
 
@@ -54,7 +49,7 @@ class Quarantine:
         self, replica: str, accused: Iterable[AcceptedRequest], *, is_alone: bool
     ) -> AcceptedRequest | None:
         """Return the guilty request, which explains all losses, or None. `accused`: requests without output
-        there. `is_alone`: no other API process had such requests there."""
+        there; `is_alone`: none of them is another process's."""
         on_trial, guilty = self.trials.pop(replica, None), None
         for live in accused:
             live.suspicion += 1
@@ -73,7 +68,7 @@ class AssignedRequest:
     """Replicas that were lost with it, or have returned it."""
     _num_output: int = -1
     _blocks: tuple[int, ...] = ()
-    """Names of blocks, cached because hashing a long prompt takes as long as the rest of routing."""
+    """Cached, because hashing a long prompt takes as long as the rest of routing."""
 
     def routed(self) -> RoutedRequest:
         request, output = self.live.request, self.live.output
@@ -151,7 +146,7 @@ class RequestAssignment:
     def displace(
         self, some: Sequence[AcceptedRequest], member: ReplicaMember, why: str, *, accuses: bool = True
     ) -> None:
-        """Return requests to the waiting set. `accuses`: the loss may be the fault of one of them."""
+        """Return requests to the waiting set. `accuses`: one of them may have caused the loss."""
         replica = member.session.replica
         guilty = None
         if accuses:
@@ -251,7 +246,7 @@ class RequestAssignment:
         return choice
 
     def _send(self, call: Sequence[AcceptedRequest], choice: ReplicaChoice) -> None:
-        """The sequences of a call share their prompt, which is read once and booked for the first one."""
+        """The sequences of a call share their prompt, which is booked for the first one."""
         orders: list[Order] = []
         for live in call:
             name = live.request.id

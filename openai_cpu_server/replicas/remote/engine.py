@@ -1,4 +1,4 @@
-"""An `Engine` over replicas elsewhere, with their combined state, facts and sums."""
+"""An `Engine` over replicas elsewhere."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class RemoteEngine:
         spent: Callable[[dict[str, float]], None] = lambda spent_ms: None,
     ) -> None:
         """`num_routers`: engines that share the replicas. `lease_s`: silence after which a replica ends our
-        requests; we give it up after half of that. `spent` receives CPU milliseconds by client label."""
+        requests; `spent` receives CPU milliseconds by client label."""
         router = ReplicaRouter(random or Random(), num_routers=num_routers)
         self._proxy = ReplicaProxy(clock, router, lease_s=lease_s)
         self._requests = self._proxy.requests

@@ -1,4 +1,4 @@
-"""Requests to replicas, their news, and the connections for both."""
+"""Requests to replicas, and their news."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CONNECT_S = 5.0
 @dataclass(eq=False)
 class StreamLink:
     door: Callable[[], Awaitable[wire.DoorAddress]]
-    """Function that returns the address of the door. Raises ReplicaLost."""
+    """Return the address of the door. Raises ReplicaLost."""
     load_adapter: Callable[[Adapter], Coroutine[Any, Any, AdapterStatus]]
     tls: ssl.SSLContext | None = None
     _sessions: dict[str, _Session] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class _Session:
 
 
 _LAST_WORDS_S = 2.0
-"""Time for a departed replica's last news: the cause of its death, and CPU time, sent every second."""
+"""Time for a departed replica's last news: the cause of its death, and CPU time."""
 
 
 class ReplicaProxy:
@@ -242,7 +242,7 @@ class ReplicaProxy:
     def _end(self, replica: str, news: Sequence[wire.RequestEnd]) -> None:
         there = [(live, end) for end in news if (live := self.requests.find(replica, end.id)) is not None]
         for live, end in there:
-            if end.why is wire.EndReason.FAILED:  # the replica's engine has died of it
+            if end.why is wire.EndReason.FAILED:  # the request has crashed the replica's engine
                 self.requests.culprits.book(live.request.account, live.call)
             if end.why is not wire.EndReason.RETURNED:
                 error = RequestCancelled if end.why is wire.EndReason.CANCELLED else GenerationFailed

@@ -1,4 +1,4 @@
-"""Session with one replica, and the state of that replica."""
+"""Session with one replica."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATIENCE = 0.5
 """Share of a lease after which a silent replica is given up, before it gives us up."""
 _RENEWALS = 4
 _SILENCE_S = 4.0
-"""A replica that sends no news for this time and a lease is given up; it should send some every second."""
+"""Patience, beside a lease, with a replica that should send news every second."""
 
 _MOST_TOKENS = 65_536
 """Prompt tokens of one order batch, or of its last order. A million take 14 ms to encode."""
@@ -45,7 +45,7 @@ class ReplicaSession:
     _orders: list[wire.Order] = field(default_factory=list)
     _has_orders: asyncio.Event = field(default_factory=asyncio.Event)
     _sent_s: deque[float] = field(default_factory=deque)
-    """Start time of each order batch that the replica's forecast does not include yet."""
+    """Start times of order batches that no forecast includes yet."""
     _num_counted: int = 0
     _is_over: bool = False
     _sending: asyncio.Task[None] | None = None
@@ -67,7 +67,7 @@ class ReplicaSession:
         return self._sent_s[0] if self._sent_s else self.clock()
 
     def leave_in(self, seconds: float) -> None:
-        """Leave later, and until then report the replica's death."""
+        """Until it leaves, the replica's death is reported."""
         asyncio.get_running_loop().call_later(seconds, self.leave)
 
     def leave(self) -> None:
@@ -114,7 +114,7 @@ class ReplicaSession:
                 return self._lose("it answers, but its news do not come")
 
     def _next_orders(self) -> list[wire.Order]:
-        """Both ends encode and read a batch at once, so a large order ends it."""
+        """A large order ends a batch, because both ends encode and read it at once."""
         count, num_tokens = 0, 0
         for order in self._orders:
             count += 1
@@ -141,9 +141,9 @@ class ReplicaMember:
     session: ReplicaSession
     report: wire.HostReport | None = None
     is_going: bool = False
-    """True if it gets no new requests, and its own move as soon as another can take them."""
+    """True if new requests go elsewhere, and its own as soon as possible."""
     adapters_asked: set[str] = field(default_factory=set)
-    """Keys of adapters that it was to load, beside those from its start."""
+    """Adapters that it was to load, beside those from its start."""
     adapters_refused: set[str] = field(default_factory=set)
     adapters_seen: set[str] = field(default_factory=set)
 
@@ -154,7 +154,7 @@ class ReplicaMember:
 
     @property
     def is_shared(self) -> bool:
-        """True if it runs requests of other API processes that have no output yet."""
+        """True if others' requests wait for output."""
         others = (self.report and self.report.others) or ()
         return any(
             one.state is RequestState.RUNNING and not one.output_tokens and not one.num_embedded
@@ -165,7 +165,7 @@ class ReplicaMember:
         return key is None or AdapterState.READY in self._adapter_states(key)
 
     def may_have(self, key: str) -> bool:
-        """Return True if it has the adapter or is loading it. A replica without a report may have it."""
+        """Return True if it has the adapter or is loading it, or has sent no report."""
         is_asked = key in self.adapters_asked - self.adapters_refused
         is_known = self._adapter_states(key) - {AdapterState.FAILED}
         return self.report is None or is_asked or bool(is_known)

@@ -1,5 +1,5 @@
-"""Choice of the draft tokens of each sequence in a step. Results of `scripts/regress.py streams
-speculation.speculator.NAME` stand behind its constants."""
+"""Choice of the draft tokens of each sequence in a step. Constants are results of `scripts/regress.py streams
+speculation.speculator.NAME`."""
 
 from __future__ import annotations
 
@@ -19,33 +19,29 @@ from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.speculation.drafts import Drafter, ModelDrafter, SequenceDraft
 
 _FORGET = 0.98
-"""Decay of previous steps, so that about 50 count. This guards against drafts that lose against all
-predictions; tests/scheduler/test_drafts.py shows when it must act. Where drafts gain, the values do not
-matter."""
+"""Decay of steps, so that about 50 count, against drafts that lose despite predictions
+(tests/scheduler/test_drafts.py). Where drafts gain, the values do not matter."""
 _TRIAL = 32
 _ENOUGH = 8
-"""Minimum steps without drafts from which the error of predictions is known."""
+"""Steps without drafts from which the error of predictions is known."""
 _FURTHEST = 3.0
-"""Maximum factor between predicted and counted time; a noisy neighbour causes the rest."""
+"""Maximum factor of counted time; a noisy neighbour causes the rest."""
 _PAUSE_MS = 10_000.0
-"""Pause of drafts after their first loss, which is long compared with a trial of 32 steps."""
+"""Pause after a first loss, which is long compared with a trial of 32 steps."""
 _MOST_LOSS = 0.01
 """Share of a pause that the time lost in its trial may be."""
 _CLEAR = 8
 """Minimum steps of a trial that is clearly lost."""
 _CLEAR_LOSS = 0.8
 _IDLE = 64
-"""Decoding steps, each without a draft predicted to pay, after which a head does not read along for a
-while."""
+"""Steps without a promising draft after which a head does not read along."""
 _FIRST_TRIES = 4
-"""Maximum tokens of a head in a step until some have shown whether it is right."""
+"""Tokens of a head in a step until some have shown whether it is right."""
 _LONGEST_PAUSE_MS = 32 * _PAUSE_MS
-"""Maximum pause, which each loss in a row doubles: five minutes, so that other texts get a chance."""
+"""Maximum pause, which each loss in a row doubles, so that other texts get a chance."""
 
 
 class DraftingKind(NamedTuple):
-    """Kind of steps that are compared with each other."""
-
     size: int
     """Number of sequences in powers of two (its bit length)."""
     uses_model: bool
@@ -62,7 +58,7 @@ class ComparedStep(NamedTuple):
     num_accepted: int
     plain_ms: float
     predicted_ms: float
-    """Predicted time of the actual step, with drafting as in `elapsed_ms`."""
+    """Time of the actual step, with drafting as in `elapsed_ms`."""
     elapsed_ms: float
 
     @property
@@ -77,12 +73,8 @@ class ComparedStep(NamedTuple):
 
 @dataclass(eq=False)
 class DraftGains:
-    """Record of the benefit of drafts for each kind of steps, which pauses drafts that do not pay. Its clock
-    counts only the time of steps.
-
-    A step is compared with the prediction without drafts, corrected by actual times of such steps. So
-    contexts of different lengths, and steps with prompts, are comparable.
-    """
+    """Record of the benefit of drafts, which pauses those that do not pay. Each step is compared with its
+    prediction without drafts, so that contexts and prompts do not matter."""
 
     _now_ms: float = 0.0
     _plain: dict[int, _Account] = field(default_factory=dict)
@@ -105,7 +97,7 @@ class DraftGains:
         self._trials.setdefault(kind, _Trial()).learn(done, slowness, self._now_ms)
 
     def pass_over(self, kind: DraftingKind) -> bool:
-        """Note a step in which no draft was predicted to pay. Return True if that begins a pause."""
+        """Note a step without a promising draft. Return True if that begins a pause."""
         return self._trials.setdefault(kind, _Trial()).pass_over(self._now_ms)
 
     def charge(self, kind: DraftingKind, ms: float) -> None:
@@ -190,17 +182,17 @@ class _Trial:
 
 
 _WORTH = 0.95
-"""Maximum predicted time per token with drafts relative to that without, because drafts are a risk. At 0.85
-quotations lose 4 %; at 1.0 nothing is gained."""
+"""Maximum predicted relative time per token with drafts. At 0.85 quotations lose 4 %; at 1.0 nothing is
+gained."""
 _LEAST_CHANCE = 0.02
-"""Minimum probability of reaching a draft token that is considered. 0.005 to 0.1 changes nothing."""
+"""Minimum probability of reaching a draft token. 0.005 to 0.1 changes nothing."""
 
 
 @dataclass(frozen=True)
 class _DraftToken:
     sequence: Sequence
     gain: float
-    """Reduction of the sequence's expected time per token, in steps."""
+    """Reduction of the time per token, in steps."""
     place: int
     draft: SequenceDraft
 
@@ -208,13 +200,8 @@ class _DraftToken:
 def choose_lengths(
     plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, SequenceDraft], *, always: bool
 ) -> dict[Sequence, int]:
-    """Return the number of draft tokens of each sequence in this step, without zeros.
-
-    If a step takes the time T, and g draft tokens of a sequence are expected to be correct, the sequence
-    needs T / (1 + g) per token. The mean over all sequences in the step, also those without a draft (g = 0),
-    is minimised. Drafts make no step longer than its budget, because new requests wait for its end. `always`:
-    compute all drafts that fit.
-    """
+    """Return the lengths above 0 that minimise the mean of T / (1 + g): the step's time by a sequence's
+    expected correct drafts. `always`: compute all drafts that fit."""
     if not always and not _can_pay(plan, prices, drafts):
         return {}
     tokens = sorted((t for s, d in drafts.items() for t in _draft_tokens(s, d)), key=lambda t: -t.gain)
@@ -228,12 +215,8 @@ def choose_lengths(
 
 
 def _can_pay(plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, SequenceDraft]) -> bool:
-    """Return True if drafts could pay if all their tokens were correct, free to find, and attended to
-    nothing.
-
-    If c draft tokens are shared evenly among m sequences, each of these needs m / (m + c) steps per token. In
-    total that is m * m / (m + c).
-    """
+    """Return True if correct, free drafts could pay. If m sequences share c draft tokens evenly, each needs m
+    / (m + c) steps per token."""
     lengths = [len(draft.chances) for draft in drafts.values() if draft.chances]
     most, num_drafting = min(plan.draft_room, sum(lengths)), len(lengths)
     if most <= 0:
@@ -315,8 +298,7 @@ def _calls_ms(drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequenc
 
 
 _FEW_TO_READ = 16
-"""Tokens that a draft model may always read: twice the longest draft of one, because some of the last were
-wrong."""
+"""Tokens that a draft model may always read: twice its longest draft, because some of the last were wrong."""
 
 
 class SpanDraft(NamedTuple):
@@ -341,9 +323,8 @@ class ChosenDrafts:
     spans: dict[Sequence, SpanDraft] = field(default_factory=dict)
     drafting_ms: float = 0.0
     plain_ms: float | None = None
-    """Predicted time of the step without drafts, or None if no sequence in it could have one."""
+    """Predicted time without drafts, or None if no sequence could have one."""
     reads_along: bool = True
-    """A head shall read the hidden rows of the step."""
 
 
 @dataclass(eq=False)
@@ -352,7 +333,7 @@ class Speculator:
     draft_model: ModelDrafter | None = None
     _: KW_ONLY
     max_tokens: int = 31
-    """Maximum draft tokens of one sequence in a step; 31 and its own token fill two tiles."""
+    """Draft tokens of one sequence; 31 and its own token fill two tiles."""
     always: bool = False
     _gains: DraftGains = field(default_factory=DraftGains)
 
@@ -392,8 +373,8 @@ class Speculator:
     def compare(
         self, plain_ms: float | None, step: Step, result: StepResult, predicted_ms: float, elapsed_ms: float
     ) -> None:
-        """Learn if a step's drafts paid. `plain_ms`: as in `ChosenDrafts`. `predicted_ms`: of the actual
-        step, with drafting as in `elapsed_ms`."""
+        """`plain_ms`: as in `ChosenDrafts`. `predicted_ms`: of the actual step, with drafting as in
+        `elapsed_ms`."""
         self._gains.pass_time(elapsed_ms)
         if result.reading_ms:
             self._gains.charge(DraftingKind.of(len(step.spans), uses_model=True), result.reading_ms)
@@ -446,11 +427,8 @@ class Speculator:
 def with_reading(
     drafts: Mapping[Sequence, SequenceDraft], lengths: Mapping[Sequence, int], left_ms: float
 ) -> tuple[dict[Sequence, SpanDraft], float]:
-    """Return the drafts with the tokens that the draft model may read first, within `left_ms`, and its time.
-
-    Reading begins with the sequence that has the fewest unread tokens. A sequence that is not read to its end
-    gets its draft in a later step.
-    """
+    """Return drafts with the tokens to read within `left_ms`, and that time. Fewest unread tokens go first; a
+    sequence not read to its end drafts in a later step."""
     chosen: dict[Sequence, SpanDraft] = {}
     drafting_ms = 0.0
     for sequence in sorted(lengths, key=lambda s: drafts[s].num_unread):
