@@ -12,20 +12,29 @@ import pytest
 from tests.trees import PACKAGE, Source, all_files, package
 
 
-def test_a_public_class_name_is_defined_once() -> None:
-    names = (node.name for source in package().values() for node in source.nodes(ast.ClassDef))
-    homes = Counter(name for name in names if not name.startswith("_"))
-    assert {name: count for name, count in homes.items() if count > 1} == {}
+CONVENTIONAL = {"logger", "main", "ROUTER"}
+"""Names that each module of a kind has."""
 
 
-def test_a_public_function_name_is_defined_once() -> None:
-    """Check functions of modules, without `main`, which each program has."""
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    names = (
-        node.name for source in package().values() for node in source.tree.body if isinstance(node, functions)
-    )
-    homes = Counter(name for name in names if not name.startswith("_") and name != "main")
-    assert {name: count for name, count in homes.items() if count > 1} == {}
+def public_names(source: Source) -> Iterator[str]:
+    """Yield classes, and the module's functions, constants and type aliases."""
+    yield from (node.name for node in source.nodes(ast.ClassDef))
+    for node in source.tree.body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.Assign(value=ast.Call(func=ast.Name(id="TypeVar" | "ParamSpec"))):
+                pass
+            case ast.Assign(targets=targets):
+                yield from (target.id for target in targets if isinstance(target, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+
+
+def test_a_public_name_is_defined_once() -> None:
+    names = (name for source in package().values() for name in public_names(source))
+    homes = Counter(name for name in names if not name.startswith("_") and name not in CONVENTIONAL)
+    assert {name: count for name, count in homes.items() if count > 1} == {}, "rename one or make it private"
 
 
 @pytest.mark.parametrize("room", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))

@@ -461,7 +461,7 @@ class TurnBack(msgspec.Struct, frozen=True, kw_only=True, tag="turn_back"):
 
 
 AdapterNews = Union[LoadingAdapter, AdapterLoaded, AdapterRefused]
-Event = Union[
+EngineEvent = Union[
     Loading,
     Ready,
     StartFailed,
@@ -477,7 +477,7 @@ Event = Union[
 
 
 LENGTH = struct.Struct("<I")
-PART_BYTES = 2**20
+_PART_BYTES = 2**20
 
 
 def framed(payload: bytes) -> bytes:
@@ -503,18 +503,18 @@ class MediaPart(msgspec.Struct, frozen=True, tag="media_part"):
     """Parts of a request that could not be sent are dropped by the first part of the next one."""
 
 
-Sent = Union[Command, MediaPart]
+EngineMessage = Union[Command, MediaPart]
 """Messages to an engine. Each is small enough to encode without delaying an event loop."""
 
 
-def in_parts(command: Command) -> Iterator[Sent]:
+def in_parts(command: Command) -> Iterator[EngineMessage]:
     request = command.request if isinstance(command, Submit) else None
     if not isinstance(request, GenerationRequest) or not request.media_items:
         yield command
         return
     for digest, content in {item.digest: item.content for item in request.media_items}.items():
-        for start in range(0, len(content), PART_BYTES):
-            yield MediaPart(digest, content[start : start + PART_BYTES], is_first=start == 0)
+        for start in range(0, len(content), _PART_BYTES):
+            yield MediaPart(digest, content[start : start + _PART_BYTES], is_first=start == 0)
     items = tuple(msgspec.structs.replace(item, content=memoryview(b"")) for item in request.media_items)
     yield msgspec.structs.replace(command, request=msgspec.structs.replace(request, media_items=items))
 
@@ -525,7 +525,7 @@ class PartJoiner:
     def __init__(self) -> None:
         self._parts: defaultdict[str, list[memoryview]] = defaultdict(list)
 
-    def join(self, message: Sent) -> Command | None:
+    def join(self, message: EngineMessage) -> Command | None:
         if isinstance(message, MediaPart):
             if message.is_first:
                 self._parts[message.digest].clear()
@@ -545,10 +545,10 @@ class PartJoiner:
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(message: Sent | Event) -> bytes:
+def frame(message: EngineMessage | EngineEvent) -> bytes:
     return framed(_encoder.encode(message))
 
 
-read_command: Callable[[bytes], Sent] = msgspec.msgpack.Decoder(Sent).decode
-read_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
+read_command: Callable[[bytes], EngineMessage] = msgspec.msgpack.Decoder(EngineMessage).decode
+read_event: Callable[[bytes], EngineEvent] = msgspec.msgpack.Decoder(EngineEvent).decode
 """Decoders of one message; both raise `msgspec.DecodeError`."""

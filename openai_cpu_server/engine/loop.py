@@ -22,7 +22,7 @@ from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
 from openai_cpu_server.contract.messages import PartJoiner, frame, read_command, read_frame
 from openai_cpu_server.contract.model_info import Adapter, NativeModel
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.engine.base import AnyCore, CheckedAdapter, PreparedRequest, Work
+from openai_cpu_server.engine.base import AnyCore, CheckedAdapter, EngineWork, PreparedRequest
 from openai_cpu_server.engine.cores import EngineTurn, SharedTurn
 from openai_cpu_server.errors import StartupError
 
@@ -36,7 +36,7 @@ class EngineChannel:
         self._sending = threading.Lock()
         self._joiner = PartJoiner()
 
-    def send(self, event: messages.Event) -> None:
+    def send(self, event: messages.EngineEvent) -> None:
         with self._sending:
             self._sock.sendall(frame(event))
 
@@ -137,7 +137,7 @@ def _weights_progress(channel: EngineChannel, turn: EngineTurn) -> Callable[[flo
 def _serve(loop: EngineLoop, backend: NativeModel, reader: CommandReader) -> None:
     core, channel = loop.core, loop.channel
 
-    def hand_on(command: Work) -> None:
+    def hand_on(command: EngineWork) -> None:
         loop.inbox.put(command)
         if core.is_worth_interrupting(command):
             backend.interrupt()
@@ -175,7 +175,7 @@ class EngineLoop:
             elif turn.is_held:  # granted after the work had ended
                 turn.give_back()
 
-    def handle(self, command: Work) -> None:
+    def handle(self, command: EngineWork) -> None:
         """Loading an adapter tries it with a token, so it needs the turn."""
         if not isinstance(command, CheckedAdapter):
             self.core.handle(command)
@@ -206,7 +206,7 @@ class EngineLoop:
     def _step(self) -> None:
         self._send_and_settle(self.core.step(self.turn.sharing))
 
-    def _send_and_settle(self, events: Iterable[messages.Event]) -> None:
+    def _send_and_settle(self, events: Iterable[messages.EngineEvent]) -> None:
         for event in events:
             self.channel.send(event)
         self.turn.computed()
@@ -262,7 +262,7 @@ class CommandReader:
 
 @dataclass(eq=False)
 class Inbox:
-    _commands: deque[Work] = field(default_factory=deque)
+    _commands: deque[EngineWork] = field(default_factory=deque)
     _news: threading.Event = field(default_factory=threading.Event)
     is_open: bool = True
 
@@ -271,7 +271,7 @@ class Inbox:
         """True if a command has arrived or none will arrive."""
         return self._news.is_set() or not self.is_open
 
-    def put(self, command: Work) -> None:
+    def put(self, command: EngineWork) -> None:
         self._commands.append(command)
         self._news.set()
 
@@ -286,7 +286,7 @@ class Inbox:
         """Return False after a timeout."""
         return not self.is_open or self._news.wait(timeout_s)
 
-    def drain(self) -> Iterator[Work]:
+    def drain(self) -> Iterator[EngineWork]:
         self._news.clear()
         while self._commands:
             yield self._commands.popleft()
@@ -324,7 +324,7 @@ class Preparation:
     _: KW_ONLY
     measure: Callable[[MediaSize], MeasuredMedia]
     announce: Callable[[messages.Handling | messages.MediaMeasured], None]
-    hand_on: Callable[[Work], None]
+    hand_on: Callable[[EngineWork], None]
     """Called in several threads, like `announce`."""
     _queue: PriorityQueue[tuple[int, int, Prepared | None]] = field(default_factory=PriorityQueue)
     _lock: threading.Lock = field(default_factory=threading.Lock)

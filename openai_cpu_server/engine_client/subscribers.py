@@ -259,7 +259,7 @@ class EngineNews:
             send(messages.ShowSteps())
         replay.ready(send)
 
-    def handle(self, event: messages.Event, replay: RequestReplay) -> None:
+    def handle(self, event: messages.EngineEvent, replay: RequestReplay) -> None:
         match event:
             case messages.Loading():
                 if self.progress.handle(event):

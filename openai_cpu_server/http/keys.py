@@ -35,22 +35,22 @@ class Scope(enum.Enum):
 ALL_SCOPES = frozenset(Scope)
 ALL_MCP = frozenset({"*", "url:*"})
 
-Amount = Annotated[int, msgspec.Meta(ge=1)]
+_Amount = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one key, or None for no limit."""
 
-    requests_per_minute: Amount | None = None
-    tokens_per_minute: Amount | None = None
-    tokens_per_day: Amount | None = None
-    concurrent: Amount | None = None
+    requests_per_minute: _Amount | None = None
+    tokens_per_minute: _Amount | None = None
+    tokens_per_day: _Amount | None = None
+    concurrent: _Amount | None = None
     """Calls at once in this server process."""
-    batch_tokens_per_day: Amount | None = None
+    batch_tokens_per_day: _Amount | None = None
     """Tokens of batch rows, which no other limit counts."""
-    stored_mb: Amount | None = None
+    stored_mb: _Amount | None = None
     """Files, results of batches, responses and conversations."""
-    files: Amount | None = None
+    files: _Amount | None = None
 
     @property
     def storage(self) -> StorageLimits:
@@ -169,7 +169,7 @@ def unmetered(access: Access) -> Access:
 
 
 Label = Literal["interactive", "batch"]
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
 class _Entry(Allowance, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -211,7 +211,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 def _check(entries: dict[str, _Entry]) -> None:
     for name, entry in entries.items():
-        if not NAME.fullmatch(name):
+        if not _NAME.fullmatch(name):
             raise ValueError(f"{name[:64]!r} is not a valid key name")
         if entry.priority is not None and _priority(entry.priority) < _priority(entry.max_priority):
             raise ValueError(f"the priority of {name!r} exceeds its max_priority")
@@ -231,7 +231,7 @@ class NewKey(NamedTuple):
 
 def new_key(name: str) -> NewKey:
     """Return a random key. Raises StartupError for an invalid name."""
-    if not NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         raise StartupError(f"{name[:64]!r} is not a valid key name: use letters, digits and . _ @ -")
     key = "sk-ocs-" + secrets.token_urlsafe(32)
     digest = hashlib.sha256(key.encode()).hexdigest()

@@ -239,7 +239,7 @@ def _has_no_effect(body: Body, name: str, value: object) -> bool:
 
 
 B = TypeVar("B", bound=Body)
-MOST_NAMED = 32
+MOST_IGNORED_NAMED = 32
 """Limit because a header has little room and a conversation many messages."""
 
 IGNORED = "x-ignored-parameters"
@@ -247,7 +247,7 @@ _LENIENT = "lenient"
 
 
 def first_names(names: Sequence[str]) -> tuple[str, ...]:
-    return (*names[:MOST_NAMED], *(("...",) if len(names) > MOST_NAMED else ()))
+    return (*names[:MOST_IGNORED_NAMED], *(("...",) if len(names) > MOST_IGNORED_NAMED else ()))
 
 
 class Ignored(msgspec.Struct, frozen=True):

@@ -25,8 +25,8 @@ from openai_cpu_server.errors import StartupError, TemplateFailed
 from openai_cpu_server.json_size import check_json_size
 from openai_cpu_server.prompt.template import (
     CallShape,
-    Message,
     SystemPlace,
+    TemplateMessage,
     TemplateShape,
     template_messages,
     to_json,
@@ -303,8 +303,8 @@ class ChatTemplate:
         if self._wants_functions:
             self._constants["datetime"] = f"{now():%b %d %Y %H:%M:%S}"
         # Some templates take the length of their tools, and fail with None.
-        self._no_tools: Sequence[Message] | None = None
-        question: Sequence[Message] = [{"role": "user", "content": _NEEDLE}]
+        self._no_tools: Sequence[TemplateMessage] | None = None
+        question: Sequence[TemplateMessage] = [{"role": "user", "content": _NEEDLE}]
         if not tried(lambda: self.render(question)):
             self._no_tools = ()
             if not tried(lambda: self.render(question)):
@@ -396,15 +396,17 @@ class _Trial:
         texts = (self._tried(messages, tools=tools) for tools in (None, [_tool("")]))
         return all(all(each in text for each in seen) and bool(text) for text in texts)
 
-    def _finds(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> bool:
+    def _finds(
+        self, messages: Sequence[TemplateMessage], tools: Sequence[TemplateMessage] | None = None
+    ) -> bool:
         return _NEEDLE in self._tried(messages, tools)
 
-    def _tried(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> str:
+    def _tried(self, messages: Sequence[TemplateMessage], tools: Sequence[TemplateMessage] | None) -> str:
         shaped = template_messages(messages, as_parts=self._wants_parts, shape=self._calls)
         return tried(lambda: self._render(shaped, tools=tools))
 
 
-def _turn(kind: str, text: str, at: int) -> Message:
+def _turn(kind: str, text: str, at: int) -> TemplateMessage:
     if kind in "CD":
         return {**_calling([_call(at)]), "content": text if kind == "D" else None}
     if kind == "T":
@@ -413,24 +415,24 @@ def _turn(kind: str, text: str, at: int) -> Message:
     return {"role": role, "content": "" if kind == "E" else text}
 
 
-def _user(text: str) -> Message:
+def _user(text: str) -> TemplateMessage:
     return {"role": "user", "content": text}
 
 
-def _calling(calls: Sequence[Message]) -> Message:
+def _calling(calls: Sequence[TemplateMessage]) -> TemplateMessage:
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
-def _result(text: str, call: int) -> Message:
+def _result(text: str, call: int) -> TemplateMessage:
     return {"role": "tool", "content": text, "tool_call_id": f"00000000{call}", "name": f"f5b1f{call}"}
 
 
-def _call(index: int) -> Message:
+def _call(index: int) -> TemplateMessage:
     function = {"name": f"f5b1f{index}", "arguments": {f"k5b1f{index}": "x"}}
     return {"id": f"00000000{index}", "type": "function", "function": function}
 
 
-def _tool(description: str) -> Message:
+def _tool(description: str) -> TemplateMessage:
     parameters = {"type": "object", "properties": {}}
     function = {"name": "f", "description": description, "parameters": parameters}
     return {"type": "function", "function": function}

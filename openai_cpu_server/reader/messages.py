@@ -178,7 +178,7 @@ class FindProfile(WorkFor["Profiled"], frozen=True, tag=True, kw_only=True):
     """Names of options that stay as they are."""
 
 
-Work = Union[
+ReaderWork = Union[
     OpenModel,
     CloseModel,
     EncodeTexts,
@@ -256,7 +256,7 @@ class WorkRefused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     code: str | None = None
 
 
-Result = Union[
+ReaderResult = Union[
     None,
     str,
     list[list[int]],
@@ -273,6 +273,6 @@ Result = Union[
 
 
 class WorkReply(msgspec.Struct, frozen=True):
-    result: Result
+    result: ReaderResult
     is_last: bool = False
     """True if the process ends after this reply because it has grown."""

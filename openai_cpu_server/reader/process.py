@@ -142,7 +142,7 @@ class ReaderWorker:
         self._sounds: dict[wire.OpenSound, tuple[int, Iterator[Sound]]] = {}
         """Decoders of sounds with the number of pieces that they have made."""
 
-    def do(self, work: wire.Work) -> wire.Result:
+    def do(self, work: wire.ReaderWork) -> wire.ReaderResult:
         """Return the result or the failure. Raises only panics of native code."""
         try:
             return self._done(work)
@@ -155,7 +155,7 @@ class ReaderWorker:
             message = f"This takes too much {'memory' if isinstance(error, MemoryError) else 'nesting'}."
             return wire.WorkRefused(kind=InvalidRequest.__name__, message=message)
 
-    def _done(self, work: wire.Work) -> wire.Result:
+    def _done(self, work: wire.ReaderWork) -> wire.ReaderResult:
         match work:
             case wire.OpenModel():
                 return self._opened(work)
@@ -268,7 +268,7 @@ _MODEL_S = 60.0
 _NATIVE_S = 5
 """Native code gets this much longer until the process is killed."""
 
-_works: msgspec.msgpack.Decoder[wire.Work] = msgspec.msgpack.Decoder(wire.Work)
+_works: msgspec.msgpack.Decoder[wire.ReaderWork] = msgspec.msgpack.Decoder(wire.ReaderWork)
 _start: msgspec.msgpack.Decoder[wire.ReaderStart] = msgspec.msgpack.Decoder(wire.ReaderStart)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -296,7 +296,7 @@ class _Bounds:
         """Take the present memory as the baseline."""
         self._usual_bytes = self._own.memory_info().rss
 
-    def begin(self, work: wire.Work) -> None:
+    def begin(self, work: wire.ReaderWork) -> None:
         """Python code is interrupted when the share is used up; native code dies a little later."""
         share_s = _MODEL_S if isinstance(work, wire.OpenModel) else self.share_s
         _limit(resource.RLIMIT_CPU, int(time.process_time() + share_s) + 1 + _NATIVE_S)
@@ -310,7 +310,7 @@ class _Bounds:
         if self.has_interrupted:  # CPython is slower after this, but the process is about to end
             _raise_in(self._thread, None)
 
-    def _most_bytes(self, work: wire.Work) -> int:
+    def _most_bytes(self, work: wire.ReaderWork) -> int:
         if isinstance(work, (wire.ReadDocument, wire.RenderPage)):
             return STACK_BYTES + _DOCUMENT_BYTES
         if isinstance(work, wire.OpenPicture):
@@ -362,13 +362,13 @@ def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: Si
             pkgutil.resolve_name(_GRAMMARS)  # while the engine loads the model
 
 
-def _encoded(result: wire.Result, *, is_last: bool) -> bytes:
+def _encoded(result: wire.ReaderResult, *, is_last: bool) -> bytes:
     """Replace unpaired surrogates, which PDFs, JSON and messages of errors may have."""
     try:
         return _encoder.encode(wire.WorkReply(result, is_last))
     except UnicodeEncodeError:
         valid = msgspec.convert(
-            _valid(msgspec.to_builtins(result, builtin_types=(bytes, memoryview))), wire.Result
+            _valid(msgspec.to_builtins(result, builtin_types=(bytes, memoryview))), wire.ReaderResult
         )
         return _encoder.encode(wire.WorkReply(valid, is_last))
 
@@ -381,7 +381,7 @@ def _valid(value: object) -> object:
     return [*map(_valid, value)] if isinstance(value, (list, tuple)) else value
 
 
-def _contained(worker: ReaderWorker, work: wire.Work, bounds: _Bounds) -> wire.Result:
+def _contained(worker: ReaderWorker, work: wire.ReaderWork, bounds: _Bounds) -> wire.ReaderResult:
     """Rust panics arrive as BaseException."""
     try:
         try:

@@ -12,7 +12,7 @@ from itertools import islice
 from openai_cpu_server.contract.replica import ByPriority
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.fairness import alternating
-from openai_cpu_server.scheduler.memory import NOTHING, PrefixReuse, SequenceMemory, find_reuse
+from openai_cpu_server.scheduler.memory import NO_REUSE, PrefixReuse, SequenceMemory, find_reuse
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, SequenceStatus
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
@@ -157,7 +157,7 @@ class Admission:
             if self.num_preemptions > num_preemptions:
                 # A released sequence may have been the source to share from, and its saved blocks may have
                 # evicted the blocks to restore.
-                reuse = self._find_reuse(newcomer) or NOTHING
+                reuse = self._find_reuse(newcomer) or NO_REUSE
             self.waiting.leave(newcomer)
             self.memory.place(newcomer, reuse)
             return _Outcome.ADMITTED
@@ -165,7 +165,7 @@ class Admission:
 
     def _find_reuse(self, newcomer: Sequence) -> PrefixReuse | None:
         if self.cache is None:
-            return NOTHING
+            return NO_REUSE
         return find_reuse(newcomer, self.memory.running.values(), self.cache, self.policy)
 
     def _make_way(self, newcomer: Sequence, reuse: PrefixReuse) -> bool:

@@ -254,7 +254,7 @@ class _Composition:
         self.plan.add(sequence, self.prices.fit(self.plan, sequence, wanted, budget_ms), reason)
 
 
-Key = str | None
+_AdapterKey = str | None
 """Key of an adapter, or None for the base model."""
 
 _TURN_SWITCHES = {Priority.INTERACTIVE: 10, Priority.BATCH: 50}
@@ -263,7 +263,7 @@ a tenth of the time if a client waits for each token, and a fiftieth otherwise."
 
 
 class AdapterTurn(NamedTuple):
-    key: Key
+    key: _AdapterKey
     plan: StepPlan
     is_floor: bool = False
 
@@ -278,8 +278,8 @@ class AdapterGroups:
     """
 
     options: StepOptions
-    _composers: dict[Key, Composer] = field(default_factory=dict)
-    _last: Key = None
+    _composers: dict[_AdapterKey, Composer] = field(default_factory=dict)
+    _last: _AdapterKey = None
     _switch_ms: float = 0.0
     _was_floor: bool = False
 
@@ -288,16 +288,16 @@ class AdapterGroups:
             Priority.INTERACTIVE: self.options.pace_ms,
             Priority.BATCH: self.options.batch_stall_ms,
         }
-        self._turns = {priority: FairTurns[Key](favours_newcomers=True) for priority in Priority}
+        self._turns = {priority: FairTurns[_AdapterKey](favours_newcomers=True) for priority in Priority}
         self._credit = Credit(self.options.batch_floor, most=self.options.pace_ms)
 
     def compose(
         self,
         running: Seq[Sequence],
         capacity: StepCapacity,
-        prices: Callable[[Key], StepPrices],
+        prices: Callable[[_AdapterKey], StepPrices],
         *,
-        newcomers: frozenset[Key],
+        newcomers: frozenset[_AdapterKey],
         switch_ms: float,
         beside_interactive: bool = False,
     ) -> AdapterTurn:
@@ -340,7 +340,7 @@ class AdapterGroups:
         for turns in self._turns.values():
             turns.leave(key)
 
-    def _chosen(self, priority: Priority, newcomers: frozenset[Key]) -> Key:
+    def _chosen(self, priority: Priority, newcomers: frozenset[_AdapterKey]) -> _AdapterKey:
         turns, last = self._turns[priority], self._last
         first = turns.first
         if first == last or last not in turns or first in newcomers:
@@ -350,9 +350,9 @@ class AdapterGroups:
 
     def _floor_turn(
         self,
-        members: Mapping[Key, Seq[Sequence]],
+        members: Mapping[_AdapterKey, Seq[Sequence]],
         capacity: StepCapacity,
-        prices: Callable[[Key], StepPrices],
+        prices: Callable[[_AdapterKey], StepPrices],
     ) -> AdapterTurn | None:
         key = self._turns[Priority.BATCH].first
         if self._credit.amount <= prices(key).single_ms:
@@ -367,20 +367,20 @@ class AdapterGroups:
         """A step of batch work delays others by two switches of the adapter, too."""
         return step_ms + 2 * self._switch_ms
 
-    def _composer(self, key: Key) -> Composer:
+    def _composer(self, key: _AdapterKey) -> Composer:
         if key not in self._composers:
             self._composers[key] = Composer(self.options)
         return self._composers[key]
 
 
-def members_of(running: Iterable[Sequence]) -> dict[Key, list[Sequence]]:
-    members: dict[Key, list[Sequence]] = {}
+def members_of(running: Iterable[Sequence]) -> dict[_AdapterKey, list[Sequence]]:
+    members: dict[_AdapterKey, list[Sequence]] = {}
     for sequence in running:
         members.setdefault(sequence.request.adapter, []).append(sequence)
     return members
 
 
-def _having(members: Mapping[Key, Seq[Sequence]], priority: Priority) -> list[Key]:
+def _having(members: Mapping[_AdapterKey, Seq[Sequence]], priority: Priority) -> list[_AdapterKey]:
     return [key for key, own in members.items() if any(s.request.priority is priority for s in own)]
 
 

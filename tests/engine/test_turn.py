@@ -24,7 +24,7 @@ from openai_cpu_server.contract.messages import (
     TurnBack,
 )
 from openai_cpu_server.contract.request import Constraint, Priority
-from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, StepTimer, Work
+from openai_cpu_server.engine.base import CheckedAdapter, EngineWork, PreparedRequest, StepTimer
 from openai_cpu_server.engine.cores import PIECE_S, EngineTurn, SharedTurn
 from openai_cpu_server.engine.loop import Inbox, Preparation
 from tests.clock import Clock
@@ -244,7 +244,7 @@ def test_the_lateness_of_recent_steps_is_averaged_and_forgotten() -> None:
     assert timer.lateness == 1.0
 
 
-Message = Work | Handling | MediaMeasured
+Message = EngineWork | Handling | MediaMeasured
 
 
 class Story:

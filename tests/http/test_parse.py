@@ -24,7 +24,7 @@ from openai_cpu_server.http.ignored_params import (
     IgnoredParam,
     UnsupportedParam,
 )
-from openai_cpu_server.http.parse import MOST_NAMED, Body, Ignored, parse, parse_form, path_of
+from openai_cpu_server.http.parse import MOST_IGNORED_NAMED, Body, Ignored, parse, parse_form, path_of
 from tests.waiting import DEADLINE_S
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -405,7 +405,7 @@ def test_notes_of_clients_in_messages_are_ignored_and_named_once() -> None:
 def test_the_header_stays_small() -> None:
     noted = {f"note{index}": 1 for index in range(1000)}
     _, ignored = parse(ChatBody, chat(messages=[{**MESSAGES[0], **noted}]), lenient=False)
-    assert (len(ignored.names), ignored.names[-1]) == (MOST_NAMED + 1, "...")
+    assert (len(ignored.names), ignored.names[-1]) == (MOST_IGNORED_NAMED + 1, "...")
 
 
 def test_a_refusal_that_is_sent_back_is_text() -> None:

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation import schema as shared
+from openai_cpu_server.api.generation.params import JsonObject
 from openai_cpu_server.http.ignored_params import MESSAGE_REFUSALS, Refusals
 from openai_cpu_server.http.parse import Body, by_type, by_value
 
@@ -50,7 +51,7 @@ class ChatTextTool(shared.OpenBody):
     custom: Custom
 
 
-AnyTool = Annotated[Union[Tool, ChatTextTool, shared.ForeignKind], by_type()]
+_AnyTool = Annotated[Union[Tool, ChatTextTool, shared.ForeignKind], by_type()]
 """Tool of a chat. Types that are not supported here are left out."""
 
 
@@ -86,7 +87,7 @@ def _choice_kind(value: object) -> str | None:
     return {"allowed_tools": "<allowed>", "custom": "<custom>"}.get(str(value.get("type")), "<named>")
 
 
-ToolChoice = Annotated[
+_ToolChoice = Annotated[
     Union[
         Annotated[Literal["none", "auto", "required"], Tag("<mode>")],
         Annotated[NamedTool, Tag("<named>")],
@@ -103,7 +104,7 @@ FunctionCall = Annotated[
     Union[Literal["none", "auto"], FunctionName],
     by_value("function_call", "Input should be 'none', 'auto' or an object with a 'name'"),
 ]
-Tools = Annotated[list[AnyTool], Field(max_length=shared.MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[_AnyTool], Field(max_length=shared.MAX_TOOLS, fail_fast=True)]
 Functions = Annotated[list[LegacyFunction], Field(max_length=shared.MAX_TOOLS, fail_fast=True)]
 
 
@@ -122,13 +123,13 @@ class TextPart(shared.OpenBody):
 
 REASONING_TYPES = ("thinking", "reasoning")
 """Types of parts with reasoning, from Mistral and LangChain."""
-Part = Annotated[Union[TextPart, shared.ForeignKind], by_type()]
-Content = shared.TextOrList[shared.ListOf[Part]]
+_Part = Annotated[Union[TextPart, shared.ForeignKind], by_type()]
+_Content = shared.TextOrList[shared.ListOf[_Part]]
 
 
 class SentFunction(shared.OpenBody):
     name: str
-    arguments: str | shared.JsonObject | None = None
+    arguments: str | JsonObject | None = None
     """Text from this server. Other servers have written objects, or nothing."""
 
 
@@ -155,7 +156,7 @@ class Message(shared.OpenBody):
     refusals: ClassVar[Refusals] = MESSAGE_REFUSALS
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content | None = None
+    content: _Content | None = None
     refusal: str | None = None
     name: str | None = None
     tool_calls: shared.ListOf[SentToolCall] | None = None
@@ -185,7 +186,7 @@ class ChatBody(shared.GenerationBody, shared.ReasoningBody, shared.PredictionBod
     logprobs: bool | None = None
     top_logprobs: shared.TopLogprobs | None = None
     tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: _ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template: str | None = None
     """Name of one of the model's templates, such as `tool_use`."""

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 from openai_cpu_server.api.admin.models import ModelCard, model_card
 from openai_cpu_server.api.generate import render
 from openai_cpu_server.api.generation import route
-from openai_cpu_server.api.generation.params import GenerationParams, LimitParam, PromptsParam
-from openai_cpu_server.api.generation.schema import GenerationBody, JsonObject, OutputLimit
+from openai_cpu_server.api.generation.params import GenerationParams, JsonObject, LimitParam, PromptsParam
+from openai_cpu_server.api.generation.schema import GenerationBody, OutputLimit
 from openai_cpu_server.api.generation.to_params import any_object, generation_params
 from openai_cpu_server.api.state import AppState, chosen_model
 from openai_cpu_server.errors import BodyTooLarge, wrong

@@ -12,14 +12,18 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    JsonValue,
     PlainValidator,
     Tag,
     ValidationInfo,
 )
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.params import Attachment, AttachmentSource, attachment_source
+from openai_cpu_server.api.generation.params import (
+    Attachment,
+    AttachmentSource,
+    JsonObject,
+    attachment_source,
+)
 from openai_cpu_server.api.generation.sampling import Samplers
 from openai_cpu_server.contract.request import (
     COLDEST,
@@ -69,7 +73,7 @@ PROMPT_KIND = Discriminator(
 )
 
 NonEmpty = Annotated[str, Field(min_length=1)]
-Tokens = NonEmptyList[int]
+TokenIds = NonEmptyList[int]
 
 MAX_STOPS = 64
 """Editors that complete code send more than the usual 16."""
@@ -77,12 +81,12 @@ Stop = Annotated[
     Union[NonEmpty, Annotated[list[NonEmpty], Field(max_length=MAX_STOPS, fail_fast=True)]], TEXT_OR_LIST
 ]
 
-Prompt = Annotated[
+CompletionPrompt = Annotated[
     Union[
         Annotated[str, Tag("<text>")],
         Annotated[NonEmptyList[str], Tag("<texts>")],
-        Annotated[Tokens, Tag("<tokens>")],
-        Annotated[NonEmptyList[Tokens], Tag("<token lists>")],
+        Annotated[TokenIds, Tag("<tokens>")],
+        Annotated[NonEmptyList[TokenIds], Tag("<token lists>")],
     ],
     PROMPT_KIND,
 ]
@@ -238,12 +242,11 @@ IntegralFloat = BeforeValidator(
 OutputLimit = Annotated[PositiveCount | None, BeforeValidator(_or_no_limit)]
 ScoringLimit = Annotated[Count | None, BeforeValidator(_or_no_limit)]
 """Output limit, where 0 requests only the prompt's scores."""
-Budget = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
+ThinkingBudget = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
 """Tokens, or -1 for no limit as in llama-server."""
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 Seed = int
 """Any integer, reduced to 63 bits. -1 counts as absent."""
-JsonObject = dict[str, JsonValue]
 _NAMING = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("default", "const")
 
@@ -329,9 +332,9 @@ class StructuredOutputs(Body):
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """Levels of all families. `max` means `xhigh`."""
-Key = Annotated[str, Field(max_length=64)]
-Value = Annotated[str, Field(max_length=512)]
-Notes = Annotated[dict[Key, Value], Field(max_length=16, fail_fast=True)]
+_NoteKey = Annotated[str, Field(max_length=64)]
+_NoteValue = Annotated[str, Field(max_length=512)]
+Notes = Annotated[dict[_NoteKey, _NoteValue], Field(max_length=16, fail_fast=True)]
 
 
 class StreamOptions(Body):
@@ -445,12 +448,12 @@ class ReasoningBody(Body):
     reasoning: OpenRouterReasoning | None = None
     thinking: ThinkingSwitch | None = None
     enable_thinking: bool | None = None
-    thinking_budget: Budget | None = None
-    thinking_token_budget: Budget | None = None
+    thinking_budget: ThinkingBudget | None = None
+    thinking_token_budget: ThinkingBudget | None = None
     """vLLM's name."""
-    thinking_budget_tokens: Budget | None = None
+    thinking_budget_tokens: ThinkingBudget | None = None
     """llama-server's name, like the next."""
-    reasoning_budget_tokens: Budget | None = None
+    reasoning_budget_tokens: ThinkingBudget | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
 
@@ -513,4 +516,4 @@ def is_token_id(value: object) -> bool:
 
 
 _SentPrompts = Union[str, list[Union[int, str, list[Union[int, str]], JsonObject]], JsonObject]
-Prompts = Annotated[tuple[MixedText, ...], PlainValidator(_prompts, json_schema_input_type=_SentPrompts)]
+MixedPrompts = Annotated[tuple[MixedText, ...], PlainValidator(_prompts, json_schema_input_type=_SentPrompts)]

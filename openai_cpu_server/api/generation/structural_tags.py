@@ -10,7 +10,7 @@ from pydantic import Field
 
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.generation.output import MOST_SHARES
-from openai_cpu_server.api.generation.params import FormParam
+from openai_cpu_server.api.generation.params import FormParam, JsonObject
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import Body, by_type, parse_fields
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
@@ -29,7 +29,7 @@ class _ConstString(Body):
 
 class _Schema(Body):
     type: Literal["json_schema"]
-    json_schema: Union[bool, shared.JsonObject]
+    json_schema: Union[bool, JsonObject]
     style: Literal["json"] | None = None
     """Only JSON, because `tools` makes the styles of tool calls."""
 
@@ -114,7 +114,7 @@ class _PlacedTag(NamedTuple):
         return cls(tag.begin, ends, schema, at, f"{at}.schema")
 
 
-def tag_form(fields: shared.JsonObject, at: str) -> FormParam:
+def tag_form(fields: JsonObject, at: str) -> FormParam:
     """Build the form of a tag at this path. Raises InvalidRequest."""
     wanted, _ = parse_fields(_StructuralTag, fields, lenient=False, at=at)
     whole, place = wanted.format, f"{at}.format"

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation import schema as shared
-from openai_cpu_server.api.generation.params import LimitParam, LogitBiasParam
+from openai_cpu_server.api.generation.params import JsonObject, LimitParam, LogitBiasParam
 from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
 from openai_cpu_server.http import ignored_params
 from openai_cpu_server.json_size import MOST_TOKENS
@@ -105,7 +105,7 @@ class LlamaServerBody(shared.SharedBody, shared.PredictionBody, shared.OpenBody)
     dry_allowed_length: WholeCount | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), shared.IntegralFloat] | None = None
     grammar: Annotated[str | None, BeforeValidator(lambda value: value or None)] = None
-    json_schema: shared.JsonObject | None = None
+    json_schema: JsonObject | None = None
     return_tokens: bool | None = None
     response_fields: Annotated[list[shared.NonEmpty], Field(max_length=64, fail_fast=True)] | None = None
     """Only fields of the answer, where `a/b` is the field `b` of `a`."""
@@ -118,7 +118,7 @@ class LlamaServerBody(shared.SharedBody, shared.PredictionBody, shared.OpenBody)
 
 
 class LlamaCompletionBody(LlamaServerBody):
-    prompt: shared.Prompts
+    prompt: shared.MixedPrompts
 
 
 class InputExtra(shared.OpenBody):

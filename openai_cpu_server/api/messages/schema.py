@@ -7,10 +7,11 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import Field, JsonValue
 
 from openai_cpu_server.api.generation import schema as shared
+from openai_cpu_server.api.generation.params import JsonObject
 from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
 from openai_cpu_server.http.parse import by_type
 
-MAX_TOOLS = 512
+_MAX_TOOLS = 512
 """Above OpenAI's 128, because agents with many tool servers have more."""
 NO_THREADS = "thread_unsupported_request"
 """Code on which Anthropic's SDKs send the whole conversation."""
@@ -66,7 +67,7 @@ class ToolUseBlock(Cacheable):
     type: Literal["tool_use"]
     id: shared.NonEmpty
     name: shared.NonEmpty
-    input: shared.JsonObject
+    input: JsonObject
 
 
 class ToolResultBlock(Cacheable):
@@ -76,18 +77,18 @@ class ToolResultBlock(Cacheable):
     is_error: bool | None = None
 
 
-Block = Annotated[
+InputBlock = Annotated[
     Union[TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ToolResultBlock, shared.ForeignKind],
     by_type(),
 ]
 OnlyText = Annotated[Union[TextBlock, shared.ForeignKind], by_type()]
 ResultContent = shared.TextOrList[shared.ListOf[OnlyText]]
-Content = shared.TextOrList[shared.ListOf[Block]]
+_Content = shared.TextOrList[shared.ListOf[InputBlock]]
 
 
 class InputMessage(shared.OpenBody):
     role: Literal["user", "assistant", "system"]
-    content: Content
+    content: _Content
 
 
 class CustomTool(Cacheable):
@@ -100,7 +101,7 @@ class CustomTool(Cacheable):
     """Ignored, because arguments are always streamed as they come."""
 
 
-AnyTool = Annotated[Union[CustomTool, shared.ForeignKind], by_type()]
+_AnyTool = Annotated[Union[CustomTool, shared.ForeignKind], by_type()]
 """Tool of a conversation. Anthropic's own, such as `web_search_20250305`, are left out."""
 
 
@@ -123,7 +124,7 @@ class ThinkingOptions(shared.OpenBody):
 
 class OutputFormat(shared.OpenBody):
     type: Literal["json_schema"]
-    json_schema: Annotated[shared.JsonObject, Field(alias="schema")]
+    json_schema: Annotated[JsonObject, Field(alias="schema")]
 
 
 class OutputConfig(shared.OpenBody):
@@ -154,7 +155,7 @@ class CountBody(Cacheable):
     model: str | None = None
     messages: shared.NonEmptyList[InputMessage]
     system: ResultContent | None = None
-    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[_AnyTool], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import Field
 
 from openai_cpu_server.api.generation import schema as shared
+from openai_cpu_server.api.generation.params import JsonObject
 from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.errors import missing
 from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
@@ -14,7 +15,7 @@ from openai_cpu_server.http.parse import by_value
 from openai_cpu_server.json_size import MOST_TOKENS
 from openai_cpu_server.models.defaults import SamplingValues
 
-MAX_TOOLS = 512
+_MAX_TOOLS = 512
 """Home Assistant has one tool for each action of a house."""
 _RUNNER = IgnoredParam("the server's options set it for all requests")
 _NO_MIROSTAT = "this sampler is not implemented"
@@ -117,7 +118,7 @@ class OllamaTool(shared.OpenBody):
 
 class OllamaCalled(shared.OpenBody):
     name: str
-    arguments: shared.JsonObject | None = None
+    arguments: JsonObject | None = None
 
 
 class OllamaSentCall(shared.OpenBody):
@@ -138,7 +139,7 @@ class OllamaMessage(shared.OpenBody):
 class OllamaChatBody(OllamaBody):
     messages: shared.ListOf[OllamaMessage] | None = None
     """Without messages the model is loaded, or unloaded with a `keep_alive` of 0."""
-    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[OllamaTool], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = None
 
 
 class OllamaGenerateBody(OllamaBody):

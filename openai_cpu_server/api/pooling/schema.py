@@ -26,12 +26,12 @@ MAX_INPUTS = 2048
 """OpenAI's limit for one call."""
 
 _SOME = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
-Input = Annotated[
+EmbeddingInput = Annotated[
     Union[
         Annotated[shared.NonEmpty, Tag("<text>")],
         Annotated[list[shared.NonEmpty], _SOME, Tag("<texts>")],
-        Annotated[shared.Tokens, Tag("<tokens>")],
-        Annotated[list[shared.Tokens], _SOME, Tag("<token lists>")],
+        Annotated[shared.TokenIds, Tag("<tokens>")],
+        Annotated[list[shared.TokenIds], _SOME, Tag("<token lists>")],
     ],
     shared.PROMPT_KIND,
 ]
@@ -96,7 +96,7 @@ class EmbeddingBody(PoolingBody):
     hints: ClassVar[ignored_params.Hints] = ignored_params.EMBEDDING_HINTS
     refusals: ClassVar[ignored_params.Refusals] = ignored_params.EMBEDDING_REFUSALS
 
-    input: Input
+    input: EmbeddingInput
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: shared.PositiveCount | None = None
 
@@ -105,9 +105,9 @@ class LlamaEmbedBody(PoolingBody):
     is_open: ClassVar[bool] = True
     most_numbers: ClassVar[int] = MOST_TOKENS
 
-    content: shared.Prompts | None = None
+    content: shared.MixedPrompts | None = None
     """Text, list of token ids and texts, object with `prompt_string`, or list of these."""
-    input: shared.Prompts | None = None
+    input: shared.MixedPrompts | None = None
     embd_normalize: Literal[-1, 2] | None = None
     """-1 for the model's own length, 2 or absent for length 1."""
 
@@ -168,7 +168,7 @@ class ScoreBody(PoolingBody):
 class ClassifyBody(PoolingBody):
     most_numbers: ClassVar[int] = MOST_TOKENS
 
-    input: Input
+    input: EmbeddingInput
     use_activation: bool | None = None
     """False for the model's own numbers instead of probabilities."""
 
@@ -194,9 +194,9 @@ class OllamaOldEmbedBody(PoolingBody):
     prompt: str
 
 
-Rows = npt.NDArray[np.float32]
+Vectors = npt.NDArray[np.float32]
 """Shape: inputs x numbers."""
-Writer = Callable[[Rows, Figures], bytes]
+Writer = Callable[[Vectors, Figures], bytes]
 
 
 class YesOrNo(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ class SkippedArray(msgspec.Struct, frozen=True):
     """Byte of the file at which the elements begin."""
 
 
-Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], SkippedArray]
+_Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], SkippedArray]
 
 
 def opened(path: Path) -> BinaryIO:
@@ -77,7 +77,7 @@ class GgufReader:
         self.kinds: dict[str, int] = {}
         """Type number of each value, set by `pairs`."""
 
-    def pairs(self) -> dict[str, Value]:
+    def pairs(self) -> dict[str, _Value]:
         version = int(self.scalar("I"))
         if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
             raise StartupError(f"{self._path} is for big-endian machines.")
@@ -85,7 +85,7 @@ class GgufReader:
             raise StartupError(f"{self._path} is a GGUF file of version {version}; 2 and 3 can be read.")
         self.num_tensors, num_pairs = int(self.scalar("Q")), int(self.scalar("Q"))
         self._require(num_pairs, at_most=_MOST_PAIRS)
-        values: dict[str, Value] = {}
+        values: dict[str, _Value] = {}
         for _ in range(num_pairs):
             key = self.string(at_most=_LONGEST_KEY)
             self.kinds[key] = kind = int(self.scalar("I"))
@@ -132,7 +132,7 @@ class GgufReader:
                 yield self.string(errors)
                 count -= 1
 
-    def _array(self, kind: int, length: int) -> Value:
+    def _array(self, kind: int, length: int) -> _Value:
         skipped = SkippedArray(kind, length, self.position)
         if kind == _STRING:
             self._skip_strings(length)

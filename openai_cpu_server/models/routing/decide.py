@@ -13,7 +13,7 @@ import numpy.typing as npt
 from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.models.routing.options import Cascade, Rule, Shares
 
-Rows = npt.NDArray[np.float32]
+Embeddings = npt.NDArray[np.float32]
 _HASHED = 2**64
 
 
@@ -98,7 +98,7 @@ def sticky_draw(router: str, label: str) -> float:
     return min(int.from_bytes(digest[:8], "big") / _HASHED, 1 - 2**-53)
 
 
-def nearest_example(examples: Rows, text: Rows) -> tuple[int, float]:
+def nearest_example(examples: Embeddings, text: Embeddings) -> tuple[int, float]:
     """Return the index of the most similar example and its cosine."""
     norms = np.linalg.norm(examples, axis=1) * np.linalg.norm(text)
     similarities = (examples @ text.reshape(-1)) / np.maximum(norms, 1e-12)

@@ -82,7 +82,7 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     sticky: Stickiness
 
 
-Way = Union[Rules, Classifier, Examples, Cascade, Shares]
+RoutingPolicy = Union[Rules, Classifier, Examples, Cascade, Shares]
 
 
 class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Name of a model or of another router, by route."""
     otherwise: str
     """Route if nothing else decides, or the deciding model is not available."""
-    way: Way
+    way: RoutingPolicy
 
     @property
     def name(self) -> str:

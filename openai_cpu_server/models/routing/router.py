@@ -16,10 +16,10 @@ from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
 from openai_cpu_server.errors import ServerError
 from openai_cpu_server.models.routing.decide import (
+    Embeddings,
     RouteDecision,
     RouteReason,
     RouterInput,
-    Rows,
     by_rules,
     by_share,
     nearest_example,
@@ -95,7 +95,7 @@ def _question(
     )
 
 
-async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCaller) -> Rows:
+async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCaller) -> Embeddings:
     """Embed texts as rows, cutting long ones. Raises ServerError."""
 
     def tokenized() -> list[tuple[int, ...]]:
@@ -106,7 +106,7 @@ async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCal
     return await _rows(model, await asyncio.to_thread(tokenized), caller)
 
 
-async def embedded_whole(model: ServedModel, text: str, caller: RouterCaller) -> Rows | None:
+async def embedded_whole(model: ServedModel, text: str, caller: RouterCaller) -> Embeddings | None:
     """Embed a text as one row, or return None if it is too long or has words outside the vocabulary. Raises
     ServerError."""
     if len(text) > _MOST_CHARS:
@@ -118,7 +118,7 @@ async def embedded_whole(model: ServedModel, text: str, caller: RouterCaller) ->
     return await _rows(model, [tokens], caller)
 
 
-async def _rows(model: ServedModel, inputs: Sequence[tuple[int, ...]], caller: RouterCaller) -> Rows:
+async def _rows(model: ServedModel, inputs: Sequence[tuple[int, ...]], caller: RouterCaller) -> Embeddings:
     request = EmbedRequest(
         id=f"route-{secrets.token_hex(12)}",
         inputs=tuple(inputs),
@@ -156,7 +156,7 @@ class ModelRouter:
     def __init__(self, options: RouterOptions) -> None:
         self.options = options
         self.created = int(time.time())
-        self._examples: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Rows]] = (
+        self._examples: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Embeddings]] = (
             weakref.WeakKeyDictionary()
         )
         """Embeddings of the examples, computed once per model."""

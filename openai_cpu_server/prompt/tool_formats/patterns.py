@@ -21,11 +21,11 @@ class PatternSlot(enum.Enum):
     KIND = "a word for the type of a parameter's value"
 
 
-Pattern = tuple[Union[str, PatternSlot], ...]
+CallPattern = tuple[Union[str, PatternSlot], ...]
 _SLOT = re.compile(rf"\$({'|'.join(slot.name for slot in PatternSlot)})")
 
 
-def read_pattern(text: str) -> Pattern:
+def read_pattern(text: str) -> CallPattern:
     parts = enumerate(_SLOT.split(text))
     return tuple(PatternSlot[part] if index % 2 else part for index, part in parts if part)
 
@@ -54,7 +54,7 @@ _MARK = re.compile(r"(｜DSML｜|\]<\]minimax\[>\[|<(?!/?｜DSML｜)[^<>\s]+>|\[
 """Matches a control token of models that were taught it."""
 
 
-def pattern_text(pattern: Pattern, name: str = "", index: int = 0) -> str:
+def pattern_text(pattern: CallPattern, name: str = "", index: int = 0) -> str:
     slots = {**_WRITTEN, PatternSlot.NAME: name, PatternSlot.INDEX: str(index)}
     return "".join(part if isinstance(part, str) else slots[part] for part in pattern)
 
@@ -63,7 +63,7 @@ def has_mark(text: str) -> bool:
     return _MARK.search(text) is not None
 
 
-def regex_of(pattern: Pattern, name: str = _NAME) -> str:
+def regex_of(pattern: CallPattern, name: str = _NAME) -> str:
     """The name is the group. An open end stops before a mark. A name at the beginning is tried once, and not
     from each of its letters."""
     if pattern[0] is PatternSlot.NAME and name == _NAME:
@@ -89,7 +89,7 @@ class Spelling(msgspec.Struct, frozen=True):
     control_token: Callable[[str], int | None]
     """Returns the number of a control token, or None if its name is plain text."""
 
-    def gbnf(self, pattern: Pattern, name: str = "") -> str:
+    def gbnf(self, pattern: CallPattern, name: str = "") -> str:
         names = {PatternSlot.NAME: name}
         texts = [part if isinstance(part, str) else names.get(part) for part in pattern]
         return " ".join(filter(None, self._joined(zip(pattern, texts, strict=True))))

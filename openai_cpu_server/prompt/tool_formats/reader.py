@@ -77,7 +77,7 @@ class MarkerGate:
 class HeadGate:
     """Decides by the beginning: an output that begins with a call consists of calls."""
 
-    def __init__(self, ways: Sequence[patterns.Pattern], names: Sequence[str]) -> None:
+    def __init__(self, ways: Sequence[patterns.CallPattern], names: Sequence[str]) -> None:
         """`ways`: beginnings of calls. `names`: () for any function."""
         self._ways = ways
         self._names = names
@@ -105,7 +105,7 @@ class _Fit(enum.Enum):
     WHOLE = 2
 
 
-def _fit(pattern: patterns.Pattern, text: str, names: Sequence[str]) -> _Fit:
+def _fit(pattern: patterns.CallPattern, text: str, names: Sequence[str]) -> _Fit:
     for index, part in enumerate(pattern):
         if part is patterns.PatternSlot.NAME:
             rest = pattern[index + 1 :]
@@ -183,8 +183,8 @@ class WrittenCall(msgspec.Struct, frozen=True):
 
 INPUT = "input"
 _BLANK = patterns.PatternSlot.BLANK
-OBJECT_HEAD: patterns.Pattern = ("{", _BLANK, f'"{INPUT}"', _BLANK, ":", _BLANK)
-OBJECT_TAIL: patterns.Pattern = (_BLANK, "}")
+OBJECT_HEAD: patterns.CallPattern = ("{", _BLANK, f'"{INPUT}"', _BLANK, ":", _BLANK)
+OBJECT_TAIL: patterns.CallPattern = (_BLANK, "}")
 _HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 _WHOLE = re.compile(
     r"(?:[^\"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*"

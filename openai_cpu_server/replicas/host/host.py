@@ -164,7 +164,7 @@ _OTHERS_S = 1.0
 """Interval for reports of other sessions' requests, of which there may be thousands."""
 
 
-TICK_S = 0.25
+_TICK_S = 0.25
 _SERVING = (EngineState.READY, EngineState.RESTARTING, EngineState.LOADING)
 
 
@@ -321,7 +321,7 @@ class ReplicaHost:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(_TICK_S)
             for session in list(self._sessions.values()):
                 if self._clock() - session.renewed_s > self._lease_s:
                     logger.warning(

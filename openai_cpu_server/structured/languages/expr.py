@@ -373,7 +373,7 @@ ANY_CHAR = Chars(ANY)
 ALL = star(ANY_CHAR)
 
 
-Rules = dict[str, Expr]
+GrammarRules = dict[str, Expr]
 ROOT = "root"
 
 
@@ -407,17 +407,17 @@ def parts_first(roots: Iterable[Expr], done: Container[Expr] = ()) -> list[Expr]
     return inner_first(roots, lambda expr: expr.parts, done)
 
 
-def rewritten(rules: Rules, leaf: Callable[[Expr], Expr]) -> Rules:
+def rewritten(rules: GrammarRules, leaf: Callable[[Expr], Expr]) -> GrammarRules:
     found: dict[Expr, Expr] = {}
     for expr in parts_first(rules.values()):
         found[expr] = rebuilt(expr, (found[x] for x in expr.parts)) if expr.parts else leaf(expr)
     return {name: found[expr] for name, expr in rules.items()}
 
 
-Span = tuple[int, "int | None"]
+_Span = tuple[int, "int | None"]
 
 
-def span(expr: Expr) -> Span:
+def span(expr: Expr) -> _Span:
     """Least and greatest number of characters, or None for no limit."""
     if isinstance(expr, Chars):
         return 1, 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, alt, repeat, seq
-from openai_cpu_server.structured.logic.goals import ANYTHING, Branch, Goal, Goals, join, limits_of
+from openai_cpu_server.structured.logic.goals import ANYTHING, Conjunction, Goal, Goals, join, limits_of
 from openai_cpu_server.structured.schema.nodes import Contains, Items, Unique
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.notations import Punctuation
@@ -38,7 +38,7 @@ class ArrayShape(msgspec.Struct, frozen=True):
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
 
-def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
+def array_shape(branch: Conjunction, goals: Goals) -> ArrayShape | None:
     """Return None if no array fits."""
     needs = [
         Need(((f.node.item, True),), ((f.node.item, False),), f.node.low, f.node.high, f.number)

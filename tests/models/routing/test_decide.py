@@ -25,11 +25,11 @@ from openai_cpu_server.models.routing.options import (
     Classifier,
     Examples,
     RouterOptions,
+    RoutingPolicy,
     Rule,
     Rules,
     Shares,
     Stickiness,
-    Way,
     WhenStreaming,
     problem,
 )
@@ -132,7 +132,7 @@ KINDS: dict[str, ModelKind | None] = {
 }
 
 
-def router(name: str, way: Way = Rules(()), **routes: str) -> RouterOptions:  # noqa: B008 (frozen)
+def router(name: str, way: RoutingPolicy = Rules(()), **routes: str) -> RouterOptions:  # noqa: B008 (frozen)
     return RouterOptions(names=(name, f"{name}-too"), routes=routes, otherwise=next(iter(routes)), way=way)
 
 
