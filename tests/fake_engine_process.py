@@ -23,7 +23,7 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.step import Step, StepResult
-from openai_cpu_server.engine.cores import EngineTurn
+from openai_cpu_server.engine.cores import EngineCpuToken
 from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
 from openai_cpu_server.engine.generating import EngineCore, Measure, build_core
 from openai_cpu_server.engine.loop import EngineChannel, run_engine
@@ -137,7 +137,7 @@ def main() -> None:
         options: EngineOptions,
         backend: FakeBackend | FakeEmbedder,
         on_progress: Callable[[float], None],
-        turn: EngineTurn,
+        turn: EngineCpuToken,
     ) -> EngineCore | EmbedCore:
         if isinstance(backend, FakeEmbedder):
             return build_embed_core(options, backend)

@@ -11,7 +11,6 @@ import pytest
 
 from tests.trees import PACKAGE, Source, all_files, package
 
-
 CONVENTIONAL = {"logger", "main", "ROUTER"}
 """Names that each module of a kind has."""
 

@@ -42,7 +42,7 @@ class McpServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     transport: str
     state: McpServerState
     error: str | None = None
-    last_words: tuple[str, ...] = ()
+    stderr_tail: tuple[str, ...] = ()
     """Last lines of a failed command's standard error, which may hold secrets."""
     tools: tuple[McpTool, ...] | None = None
     """Tools of the server, or None until they have been listed."""

@@ -196,8 +196,8 @@ class MeasureMedia(msgspec.Struct, frozen=True, tag="measure_media"):
     sizes: tuple[MediaSize, ...]
 
 
-class GrantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
-    """Permission to compute until the engine sends `TurnBack`."""
+class CpuToken(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
+    """Permission to compute until the engine sends `CpuTokenReturned`."""
 
     limit_ms: float | None = None
     """Time after which the engine returns the turn at the end of the current step, where 0 is one step. None:
@@ -215,7 +215,7 @@ class Sharing(NamedTuple):
 ALONE = Sharing()
 
 
-class ShortenTurn(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
+class ShortenCpuToken(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
     """New limit of the engine's turn, ignored if the turn has been returned in the meantime."""
 
     after_ms: float = 0.0
@@ -237,8 +237,8 @@ Command = Union[
     LoadAdapter,
     UnloadAdapter,
     MeasureMedia,
-    GrantTurn,
-    ShortenTurn,
+    CpuToken,
+    ShortenCpuToken,
     ShowSteps,
     HideSteps,
 ]
@@ -456,7 +456,7 @@ class EngineWants(msgspec.Struct, frozen=True, kw_only=True, tag="wants"):
     is_loading: bool = False
 
 
-class TurnBack(msgspec.Struct, frozen=True, kw_only=True, tag="turn_back"):
+class CpuTokenReturned(msgspec.Struct, frozen=True, kw_only=True, tag="turn_back"):
     wants: EngineWants
 
 
@@ -472,7 +472,7 @@ EngineEvent = Union[
     StepDone,
     QueueState,
     EngineWants,
-    TurnBack,
+    CpuTokenReturned,
 ]
 
 

@@ -175,9 +175,9 @@ class Core(ABC, Generic[Planned]):
         except RequestFailed as error:
             self._abandon(command, error)
 
-    def is_worth_interrupting(self, command: EngineWork | messages.ShortenTurn) -> bool:
+    def is_worth_interrupting(self, command: EngineWork | messages.ShortenCpuToken) -> bool:
         """Return True if the running step should be discarded for this command, in any thread."""
-        if isinstance(command, messages.ShortenTurn):
+        if isinstance(command, messages.ShortenCpuToken):
             is_urgent = command.interrupts
         else:
             submit = submit_of(command)

@@ -144,7 +144,7 @@ class EngineCore(Core[Step]):
         super().handle(command)
         self._adapters.free()
 
-    def is_worth_interrupting(self, command: EngineWork | messages.ShortenTurn) -> bool:
+    def is_worth_interrupting(self, command: EngineWork | messages.ShortenCpuToken) -> bool:
         return self._is_measuring or super().is_worth_interrupting(command)
 
     def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None:

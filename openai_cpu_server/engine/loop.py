@@ -23,7 +23,7 @@ from openai_cpu_server.contract.messages import PartJoiner, frame, read_command,
 from openai_cpu_server.contract.model_info import Adapter, NativeModel
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.engine.base import AnyCore, CheckedAdapter, EngineWork, PreparedRequest
-from openai_cpu_server.engine.cores import EngineTurn, SharedTurn
+from openai_cpu_server.engine.cores import EngineCpuToken, SharedCpuToken
 from openai_cpu_server.errors import StartupError
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ because the measurement would otherwise fill all gaps of light traffic."""
 
 Loaded = TypeVar("Loaded", bound=NativeModel)
 Load = Callable[[messages.EngineOptions, Callable[[float], None]], Loaded]
-BuildCore = Callable[[messages.EngineOptions, Loaded, Callable[[float], None], EngineTurn], AnyCore]
+BuildCore = Callable[[messages.EngineOptions, Loaded, Callable[[float], None], EngineCpuToken], AnyCore]
 """The third argument is called with the progress, 0 to 1; the last one says if the core may compute."""
 MaySave = Callable[[], bool]
 
@@ -80,7 +80,7 @@ def run_engine(
     may_save = claim(start.options)
     confine(start.options)
     inbox = Inbox()
-    turn = SharedTurn(channel.send, wake=inbox.wake) if start.options.shares_cores else EngineTurn()
+    turn = SharedCpuToken(channel.send, wake=inbox.wake) if start.options.shares_cores else EngineCpuToken()
     reader = CommandReader(channel, inbox, turn, grace_s=start.options.exit_grace_s)
     threading.Thread(target=reader.read, name="reader", daemon=True).start()
     try:
@@ -120,7 +120,7 @@ def _progress(channel: EngineChannel, phase: messages.LoadingPhase) -> Callable[
     return lambda fraction: channel.send(messages.Loading(fraction=fraction, phase=phase))
 
 
-def _weights_progress(channel: EngineChannel, turn: EngineTurn) -> Callable[[float], None]:
+def _weights_progress(channel: EngineChannel, turn: EngineCpuToken) -> Callable[[float], None]:
     """Other engines may compute between two pieces of the load; the rest of it needs no turn."""
     send = _progress(channel, messages.LoadingPhase.WEIGHTS)
 
@@ -156,7 +156,7 @@ class EngineLoop:
     channel: EngineChannel
     core: AnyCore
     inbox: Inbox
-    turn: EngineTurn
+    turn: EngineCpuToken
 
     def run(self) -> None:
         core, inbox, turn = self.core, self.inbox, self.turn
@@ -219,15 +219,15 @@ class CommandReader:
 
     channel: EngineChannel
     inbox: Inbox
-    turn: EngineTurn
+    turn: EngineCpuToken
     _: KW_ONLY
     grace_s: float
     take: Callable[[Request], None] | None = None
     """Set when the engine is ready."""
     _backend: NativeModel | None = None
-    _is_worth: Callable[[messages.ShortenTurn], bool] = lambda recall: False
+    _is_worth: Callable[[messages.ShortenCpuToken], bool] = lambda recall: False
 
-    def interrupts(self, backend: NativeModel, is_worth: Callable[[messages.ShortenTurn], bool]) -> None:
+    def interrupts(self, backend: NativeModel, is_worth: Callable[[messages.ShortenCpuToken], bool]) -> None:
         self._is_worth, self._backend = is_worth, backend
 
     def read(self) -> None:
@@ -236,7 +236,7 @@ class CommandReader:
                 self._handle(command)
         finally:
             self.inbox.close()
-            if isinstance(self.turn, SharedTurn):
+            if isinstance(self.turn, SharedCpuToken):
                 self.turn.close()
             if self._backend is not None:
                 self._backend.interrupt()
@@ -247,11 +247,11 @@ class CommandReader:
         match command:
             case messages.StartEngine():
                 pass  # once is enough
-            case messages.GrantTurn():
-                assert isinstance(self.turn, SharedTurn), "turns are for engines that share cores"
+            case messages.CpuToken():
+                assert isinstance(self.turn, SharedCpuToken), "turns are for engines that share cores"
                 self.turn.granted(command)
-            case messages.ShortenTurn():
-                assert isinstance(self.turn, SharedTurn), "turns are for engines that share cores"
+            case messages.ShortenCpuToken():
+                assert isinstance(self.turn, SharedCpuToken), "turns are for engines that share cores"
                 self.turn.recalled(command)
                 if command.interrupts and self._backend is not None and self._is_worth(command):
                     self._backend.interrupt()

@@ -309,7 +309,7 @@ class ChatTemplate:
             self._no_tools = ()
             if not tried(lambda: self.render(question)):
                 self._no_tools = None
-        self.shape = _Trial(self).shape()
+        self.shape = _ShapeProbe(self).shape()
         environment.max_steps = max_steps
 
     def render(
@@ -339,7 +339,7 @@ class ChatTemplate:
             raise TemplateFailed(f"the chat template failed: {_words(error)}") from None
 
 
-class _Trial:
+class _ShapeProbe:
     def __init__(self, template: ChatTemplate) -> None:
         self._render = template.render
         self._calls: CallShape | None = None

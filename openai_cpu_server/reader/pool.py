@@ -122,7 +122,7 @@ class _Place:
 
 
 @dataclass(eq=False)
-class _Ticket:
+class _Waiter:
     caller: tuple[str, ...]
     place: _Place | None = None
 
@@ -162,7 +162,7 @@ class ReaderPool:
         self._places = [self._quick, *self._programs, *files]
         self._is_alone = True
         """True until a process for programs is started."""
-        self._queues: dict[WorkKind, FairQueue[_Ticket]] = {
+        self._queues: dict[WorkKind, FairQueue[_Waiter]] = {
             kind: FairQueue(most) for kind, most in _MOST_OF_CLIENT.items()
         }
         self._changed = threading.Condition()
@@ -260,7 +260,7 @@ class ReaderPool:
     @contextmanager
     def _borrowed(self, kind: WorkKind) -> Iterator[_Place]:
         caller, queue = CALLER.get(), self._queues[kind]
-        ticket = _Ticket(caller)
+        ticket = _Waiter(caller)
         with self._changed:
             queue.add(caller, ticket)
             self._grant()

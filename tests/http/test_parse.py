@@ -19,8 +19,8 @@ from openai_cpu_server.api.ollama.schema import OllamaChatBody
 from openai_cpu_server.api.pooling.schema import EmbeddingBody, RerankBody
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.ignored_params import (
-    GENERATION_HINTS,
-    GENERATION_REFUSALS,
+    GENERATION_IGNORED,
+    GENERATION_UNSUPPORTED,
     IgnoredParam,
     UnsupportedParam,
 )
@@ -275,7 +275,7 @@ def test_a_long_list_of_wrong_values_costs_no_more_than_one(name: str) -> None:
 
 def test_null_means_absent_for_every_optional_field() -> None:
     optional = [name for name, field in ChatBody.model_fields.items() if not field.is_required()]
-    everything = dict.fromkeys([*optional, *GENERATION_HINTS, *GENERATION_REFUSALS, "no_such_field"])
+    everything = dict.fromkeys([*optional, *GENERATION_IGNORED, *GENERATION_UNSUPPORTED, "no_such_field"])
     message = {**MESSAGES[0], **dict.fromkeys(("name", "tool_calls", "refusal", "audio"))}
     body, ignored = parse(ChatBody, chat(**{**everything, "messages": [message]}), lenient=False)
     plain, _ = parse(ChatBody, chat(), lenient=False)
@@ -333,13 +333,13 @@ def ignored_of(**fields: object) -> tuple[str, ...]:
     return parse(ChatBody, chat(**fields), lenient=False)[1].names
 
 
-@pytest.mark.parametrize(("name", "hint"), GENERATION_HINTS.items())
-def test_hints_are_accepted_and_named(name: str, hint: IgnoredParam) -> None:
+@pytest.mark.parametrize(("name", "param"), GENERATION_IGNORED.items())
+def test_ignored_fields_are_accepted_and_named(name: str, param: IgnoredParam) -> None:
     assert ignored_of(**{name: "any-name"}) == (name,)
-    assert [value for value in hint.accepted if ignored_of(**{name: value})] == []
+    assert [value for value in param.accepted if ignored_of(**{name: value})] == []
 
 
-@pytest.mark.parametrize(("name", "refusal"), GENERATION_REFUSALS.items())
+@pytest.mark.parametrize(("name", "refusal"), GENERATION_UNSUPPORTED.items())
 def test_unsupported_fields_are_refused_except_for_neutral_values(
     name: str, refusal: UnsupportedParam
 ) -> None:

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.generation.params import JsonObject
-from openai_cpu_server.http.ignored_params import MESSAGE_REFUSALS, Refusals
+from openai_cpu_server.http.ignored_params import MESSAGE_UNSUPPORTED, UnsupportedParams
 from openai_cpu_server.http.parse import Body, by_type, by_value
 
 
@@ -153,7 +153,7 @@ class Message(shared.OpenBody):
     """Message with ignored unknown fields, because clients add notes and send back what came with an
     answer."""
 
-    refusals: ClassVar[Refusals] = MESSAGE_REFUSALS
+    unsupported: ClassVar[UnsupportedParams] = MESSAGE_UNSUPPORTED
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: _Content | None = None

@@ -338,8 +338,8 @@ Notes = Annotated[dict[_NoteKey, _NoteValue], Field(max_length=16, fail_fast=Tru
 
 
 class StreamOptions(Body):
-    hints: ClassVar[ignored_params.Hints] = ignored_params.STREAM_HINTS
-    refusals: ClassVar[ignored_params.Refusals] = ignored_params.STREAM_REFUSALS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.STREAM_IGNORED
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = ignored_params.STREAM_UNSUPPORTED
 
     include_usage: bool | None = None
 
@@ -410,8 +410,8 @@ class SharedBody(ProgressBody):
 
 
 class GenerationBody(SharedBody):
-    hints: ClassVar[ignored_params.Hints] = ignored_params.GENERATION_HINTS
-    refusals: ClassVar[ignored_params.Refusals] = ignored_params.GENERATION_REFUSALS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.GENERATION_IGNORED
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = ignored_params.GENERATION_UNSUPPORTED
 
     stream_options: StreamOptions | None = None
     n: PositiveCount | None = None

@@ -49,7 +49,7 @@ class _Regex(Body):
     pattern: str
 
 
-class _Several(Body):
+class _SequenceOrChoice(Body):
     type: Literal["sequence", "or"]
     elements: shared.NonEmptyList[_Format]
 
@@ -82,7 +82,17 @@ class _SeparatedTags(_Tags):
 
 
 _Format = Annotated[
-    Union[_ConstString, _Schema, _AnyText, _Grammar, _Regex, _Several, _Tag, _TriggeredTags, _SeparatedTags],
+    Union[
+        _ConstString,
+        _Schema,
+        _AnyText,
+        _Grammar,
+        _Regex,
+        _SequenceOrChoice,
+        _Tag,
+        _TriggeredTags,
+        _SeparatedTags,
+    ],
     by_type(
         "tag_format",
         "Input should be an object whose 'type' is one of const_string, json_schema, any_text, grammar, "
@@ -180,7 +190,7 @@ class _Writer:
                 return quoted(wanted.value)
             case _AnyText():
                 return self.text_without((*(wanted.excludes or ()), *ends), at)
-            case _Several():
+            case _SequenceOrChoice():
                 return self._several(wanted, at, ends)
             case _Tag():
                 return self._tag(_PlacedTag.of(wanted, at), ends)
@@ -218,7 +228,7 @@ class _Writer:
         content = self.written(tag.content, tag.content_at, own if len(own) == len(tag.ends) else ends)
         return f"{quoted(tag.begin)} {content} ({' | '.join(map(quoted, tag.ends))})"
 
-    def _several(self, wanted: _Several, at: str, ends: tuple[str, ...]) -> str:
+    def _several(self, wanted: _SequenceOrChoice, at: str, ends: tuple[str, ...]) -> str:
         last, is_choice = len(wanted.elements) - 1, wanted.type == "or"
         each = [
             self.written(one, f"{at}.elements[{index}]", ends if is_choice or index == last else ())

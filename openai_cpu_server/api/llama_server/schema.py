@@ -79,15 +79,15 @@ class LlamaServerBody(shared.SharedBody, shared.PredictionBody, shared.OpenBody)
 
     most_numbers: ClassVar[int] = MOST_TOKENS
     is_open: ClassVar[bool] = True
-    hints: ClassVar[ignored_params.Hints] = {
-        **ignored_params.LLAMA_SERVER_HINTS,
+    ignored: ClassVar[ignored_params.IgnoredParams] = {
+        **ignored_params.LLAMA_SERVER_IGNORED,
         "reasoning_format": ignored_params.IgnoredParam(_CHATS),
         "parse_tool_calls": ignored_params.IgnoredParam(_CHATS, (False,)),
         "chat_format": ignored_params.IgnoredParam(_CHATS),
         "stream_options": ignored_params.IgnoredParam("the last chunk has all counts in any case"),
     }
-    refusals: ClassVar[ignored_params.Refusals] = {
-        **ignored_params.LLAMA_SERVER_REFUSALS,
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = {
+        **ignored_params.LLAMA_SERVER_UNSUPPORTED,
         "reasoning_budget_tokens": ignored_params.UnsupportedParam(_CHATS, (-1,)),
         "echo": ignored_params.UnsupportedParam("the answer always shows the prompt in 'prompt'", (False,)),
     }

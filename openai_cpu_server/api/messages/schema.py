@@ -8,7 +8,12 @@ from pydantic import Field, JsonValue
 
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.generation.params import JsonObject
-from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
+from openai_cpu_server.http.ignored_params import (
+    IgnoredParam,
+    IgnoredParams,
+    UnsupportedParam,
+    UnsupportedParams,
+)
 from openai_cpu_server.http.parse import by_type
 
 _MAX_TOOLS = 512
@@ -16,7 +21,7 @@ _MAX_TOOLS = 512
 NO_THREADS = "thread_unsupported_request"
 """Code on which Anthropic's SDKs send the whole conversation."""
 _SERVICE = IgnoredParam("it is for a service of Anthropic")
-SERVICE_HINTS: Hints = dict.fromkeys(
+SERVICE_IGNORED: IgnoredParams = dict.fromkeys(
     (
         "billing_policy",
         "container",
@@ -31,7 +36,7 @@ SERVICE_HINTS: Hints = dict.fromkeys(
     ),
     _SERVICE,
 )
-SERVICE_REFUSALS: Refusals = {
+SERVICE_UNSUPPORTED: UnsupportedParams = {
     "compaction": UnsupportedParam("conversations are not summarised"),
     "mcp_servers": UnsupportedParam("only the Responses API calls MCP servers", ([],)),
     "thread": UnsupportedParam("conversations are not stored; send all messages", code=NO_THREADS),
@@ -149,8 +154,8 @@ class CountBody(Cacheable):
     """Fields that determine the prompt's length. Fields that only concern the answer are ignored."""
 
     is_open: ClassVar[bool] = False
-    refusals: ClassVar[Refusals] = SERVICE_REFUSALS
-    hints: ClassVar[Hints] = {**SERVICE_HINTS, **dict.fromkeys(_ANSWERING, _UNCOUNTED)}
+    unsupported: ClassVar[UnsupportedParams] = SERVICE_UNSUPPORTED
+    ignored: ClassVar[IgnoredParams] = {**SERVICE_IGNORED, **dict.fromkeys(_ANSWERING, _UNCOUNTED)}
 
     model: str | None = None
     messages: shared.NonEmptyList[InputMessage]
@@ -164,7 +169,7 @@ class CountBody(Cacheable):
 
 
 class MessagesBody(CountBody, shared.ProgressBody):
-    hints: ClassVar[Hints] = SERVICE_HINTS
+    ignored: ClassVar[IgnoredParams] = SERVICE_IGNORED
 
     max_tokens: shared.PositiveCount
     stream: bool | None = None

@@ -93,8 +93,8 @@ class PoolingBody(Body):
 
 class EmbeddingBody(PoolingBody):
     most_numbers: ClassVar[int] = MOST_TOKENS
-    hints: ClassVar[ignored_params.Hints] = ignored_params.EMBEDDING_HINTS
-    refusals: ClassVar[ignored_params.Refusals] = ignored_params.EMBEDDING_REFUSALS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.EMBEDDING_IGNORED
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = ignored_params.EMBEDDING_UNSUPPORTED
 
     input: EmbeddingInput
     encoding_format: Literal["float", "base64"] | None = None
@@ -123,8 +123,8 @@ Document = Annotated[
 
 
 class RerankBody(PoolingBody):
-    hints: ClassVar[ignored_params.Hints] = ignored_params.RERANK_HINTS
-    refusals: ClassVar[ignored_params.Refusals] = ignored_params.RERANK_REFUSALS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.RERANK_IGNORED
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = ignored_params.RERANK_UNSUPPORTED
 
     query: shared.NonEmpty
     documents: Annotated[list[Document], _SOME] | None = None
@@ -177,7 +177,7 @@ class OllamaEmbedBody(PoolingBody):
     """`truncate` is true by default, and unknown fields are ignored, as in Ollama."""
 
     is_open: ClassVar[bool] = True
-    hints: ClassVar[ignored_params.Hints] = ignored_params.OLLAMA_EMBED_HINTS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.OLLAMA_EMBED_IGNORED
 
     input: Annotated[
         Union[str, Annotated[list[shared.NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True)]],
@@ -189,7 +189,7 @@ class OllamaEmbedBody(PoolingBody):
 
 class OllamaOldEmbedBody(PoolingBody):
     is_open: ClassVar[bool] = True
-    hints: ClassVar[ignored_params.Hints] = ignored_params.OLLAMA_EMBED_HINTS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.OLLAMA_EMBED_IGNORED
 
     prompt: str
 

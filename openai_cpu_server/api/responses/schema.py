@@ -322,7 +322,7 @@ class TextOptions(Body):
 
 
 class ReasoningOptions(Body):
-    refusals: ClassVar[ignored_params.Refusals] = ignored_params.REASONING_REFUSALS
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = ignored_params.REASONING_UNSUPPORTED
 
     effort: shared.Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -353,8 +353,8 @@ class ContextManagement(Body):
 
 
 class TurnFields(Body):
-    hints: ClassVar[ignored_params.Hints] = ignored_params.RESPONSES_HINTS
-    refusals: ClassVar[ignored_params.Refusals] = ignored_params.RESPONSES_REFUSALS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.RESPONSES_IGNORED
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = ignored_params.RESPONSES_UNSUPPORTED
 
     model: str | None = None
     input: Input | None = None

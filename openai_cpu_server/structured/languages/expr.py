@@ -135,7 +135,7 @@ class Token(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class _Several(Expr):
+class _NaryExpr(Expr):
     items: tuple[Expr, ...]
 
     @property
@@ -147,7 +147,7 @@ class _Several(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class _One(Expr):
+class _UnaryExpr(Expr):
     item: Expr
 
     @property
@@ -156,12 +156,12 @@ class _One(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class Seq(_Several):
+class Seq(_NaryExpr):
     pass
 
 
 @dataclass(frozen=True, eq=False)
-class Alt(_Several):
+class Alt(_NaryExpr):
     def _takes_nothing(self) -> bool:
         return True in [x.is_nullable for x in self.items]
 
@@ -187,7 +187,7 @@ def counts_in_braces(text: str, most: int) -> tuple[int, int | None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Repeat(_One):
+class Repeat(_UnaryExpr):
     """`high`: None for no limit."""
 
     low: int
@@ -207,12 +207,12 @@ class Repeat(_One):
 
 
 @dataclass(frozen=True, eq=False)
-class And(_Several):
+class And(_NaryExpr):
     is_extended = True
 
 
 @dataclass(frozen=True, eq=False)
-class Not(_One):
+class Not(_UnaryExpr):
     is_extended = True
 
     def _takes_nothing(self) -> bool:
