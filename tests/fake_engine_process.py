@@ -41,7 +41,7 @@ class StepGate:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._num_begun = 0
+        self._num_started = 0
 
     def hold(self, interrupted: threading.Event) -> bool:
         """Wait until a step may begin; return True if it was interrupted before."""
@@ -51,12 +51,12 @@ class StepGate:
                 return True
         if self._path.exists():
             time.sleep(_STEP_S)
-        self._num_begun += 1
+        self._num_started += 1
         return False
 
     def _is_closed(self) -> bool:
         try:
-            return self._num_begun >= self._path.stat().st_size
+            return self._num_started >= self._path.stat().st_size
         except FileNotFoundError:
             return False
 
@@ -116,7 +116,7 @@ def main() -> None:
             on_progress(piece / num_pieces)
             time.sleep(_STEP_S)
         on_progress(1.0)
-        why = options.offload.given_up
+        why = options.offload.why_cpu_alone
         info = msgspec.structs.replace(
             FAKE_INFO,
             kv_tokens=options.kv_tokens or FAKE_INFO.kv_tokens,

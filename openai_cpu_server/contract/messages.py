@@ -136,11 +136,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def on_cpu_alone(self, why: str) -> EngineOptions:
         """Return options without devices. `why`: a clause."""
-        given_up = Offload(given_up=why)
+        cpu_alone = Offload(why_cpu_alone=why)
         return msgspec.structs.replace(
             self,
-            offload=given_up if self.offload.wants_device else self.offload,
-            draft_offload=given_up if self.draft_offload.wants_device else self.draft_offload,
+            offload=cpu_alone if self.offload.wants_device else self.offload,
+            draft_offload=cpu_alone if self.draft_offload.wants_device else self.draft_offload,
         )
 
     @property

@@ -285,7 +285,7 @@ class SharedCpuToken(EngineCpuToken):
             self._changed.notify_all()
         self.wake()
 
-    def recalled(self, recall: ShortenCpuToken) -> None:
+    def shortened(self, recall: ShortenCpuToken) -> None:
         with self._changed:
             if self._is_held:
                 self._until_s = self.clock() + recall.after_ms / 1000

@@ -252,7 +252,7 @@ class CommandReader:
                 self.turn.granted(command)
             case messages.ShortenCpuToken():
                 assert isinstance(self.turn, SharedCpuToken), "turns are for engines that share cores"
-                self.turn.recalled(command)
+                self.turn.shortened(command)
                 if command.interrupts and self._backend is not None and self._is_worth(command):
                     self._backend.interrupt()
             case _:

@@ -83,7 +83,7 @@ def calibrated(
     calibrator = Calibrator(
         backend, options, Path(options.cost_dir), on_progress if is_due else lambda fraction: None
     )
-    curve = calibrator.known()
+    curve = calibrator.stored_curve()
     if curve is None and is_due:
         curve = _measured(calibrator, turn)
     may_measure = options.calibrate != "never"

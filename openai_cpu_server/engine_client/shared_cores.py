@@ -97,7 +97,7 @@ class CpuTokenQueue:
         self._book(now_s)
         self._set_work(self._participants[name], work)
 
-    def given_back(self, name: str, work: Priority | None, now_s: float) -> None:
+    def returned(self, name: str, work: Priority | None, now_s: float) -> None:
         participant = self._participants[name]
         assert self._holder is participant, f"{name} returns a turn that it does not hold"
         self._book(now_s)
@@ -290,7 +290,7 @@ class CoresPartner:
             work = Priority.BATCH if loads_for is None else loads_for
         self._loads_as = work if wants.is_loading else None
         turns = self._cores.turns
-        apply = turns.given_back if isinstance(event, CpuTokenReturned) else turns.wants
+        apply = turns.returned if isinstance(event, CpuTokenReturned) else turns.wants
         apply(self.name, work, self._cores.clock())
         self._cores.act()
 

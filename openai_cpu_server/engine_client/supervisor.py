@@ -258,12 +258,12 @@ class Supervisor:
                 if not process.is_closing:
                     self._handle(event, replay)
         finally:
-            was_asked_to_end = process.is_closing or not was_wanted
+            was_intended = process.is_closing or not was_wanted
             watchdog.stop()
             self.news.lost(replay)
             self._process = None
             await process.close()
-        return None if was_asked_to_end else watchdog.death()
+        return None if was_intended else watchdog.death()
 
     def _handle(self, event: EngineEvent, replay: RequestReplay) -> None:
         match event:

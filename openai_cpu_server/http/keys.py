@@ -448,7 +448,7 @@ class Credentials(msgspec.Struct, frozen=True):
         offered = [name for name in scope.get("subprotocols", ()) if name.startswith(_KEY_PROTOCOL)]
         offered_key = offered[0].removeprefix(_KEY_PROTOCOL).encode("latin-1") if offered else None
         return cls(
-            key_identity(given_key(Headers(scope=scope)) or offered_key or None),
+            key_identity(key_in_headers(Headers(scope=scope)) or offered_key or None),
             client_address(scope, trusted_proxies),
             access,
             is_visitor=keys.is_open and not is_administrator,
@@ -473,7 +473,7 @@ class Credentials(msgspec.Struct, frozen=True):
         return key
 
 
-def given_key(headers: Mapping[str, str]) -> bytes | None:
+def key_in_headers(headers: Mapping[str, str]) -> bytes | None:
     """Return the bearer token or `x-api-key`, or None. Clients without a key send an empty one."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     key = bearer.strip() if scheme.lower() == "bearer" else ""

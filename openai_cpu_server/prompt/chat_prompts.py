@@ -22,7 +22,7 @@ from openai_cpu_server.prompt.reasoning import (
     ReasoningField,
     TemplateReasoning,
     ThinkingStage,
-    begun_answer,
+    answer_prefix,
     stage_behind,
     stage_within,
     with_echo,
@@ -212,7 +212,7 @@ def render_chat(
         rendered = _closed(rendered, reasoning)
     if prefill is None:
         return rendered
-    beginning = begun_answer(rendered.stage, *prefill, reasoning.form)
+    beginning = answer_prefix(rendered.stage, *prefill, reasoning.form)
     return ChatText(rendered.text + beginning, stage_within(rendered.stage, beginning, reasoning.form))
 
 

@@ -385,8 +385,8 @@ class _ShapeProbe:
         text = self._tried([_user("-"), calling, *results], tools=[_tool("")])
         is_json = "{'k5b1f" not in text and '\\"k5b1f' not in text
         seen = [f"{name}{i}" for name in ("f5b1f", "k5b1f", f"{_NEEDLE} ") for i in range(num_calls)]
-        is_begun = bool(self._tried([_user("-"), calling], tools=[_tool("")]))
-        return is_begun and is_json and all(each in text for each in seen)
+        has_calls = bool(self._tried([_user("-"), calling], tools=[_tool("")]))
+        return has_calls and is_json and all(each in text for each in seen)
 
     def _shows(self, turns: str) -> bool:
         """`turns`: System, Users, Answers, Empty answers, Calls, calls with worDs, Tools' results."""

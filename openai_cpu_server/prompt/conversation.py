@@ -265,14 +265,14 @@ def _shown(
 ) -> Iterator[TemplateMessage]:
     """Alternating templates do not count calls and results, so a user's text behind them is one turn too
     many. There both become text."""
-    message, results, is_asked_on, is_last = exchange
+    message, results, has_next_question, is_last = exchange
     calls = _calls(message)
     if not calls:
         yield message
         yield from results if shape is not None or not results else [_results_turn(results)]
         return
     is_apart = shape is not None and shape.text_apart and bool(message["content"])
-    is_refused = alternates and (is_asked_on or is_apart)
+    is_refused = alternates and (has_next_question or is_apart)
     if shape is not None and not is_refused:
         yield from _called(message, results, form, shape, is_apart=is_apart)
     elif is_last and not results:

@@ -77,7 +77,7 @@ def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
     return ThinkingStage.BEHIND if text.endswith(tuple(ends)) else ThinkingStage.BEFORE
 
 
-def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: ReasoningFormat) -> str:
+def answer_prefix(stage: ThinkingStage, reasoning: str, content: str, form: ReasoningFormat) -> str:
     """Return what a begun answer adds to a prompt. Text alone is behind the thoughts; thoughts alone go
     on."""
     if form.begin in content or form.end in content:  # marks in the text are intended

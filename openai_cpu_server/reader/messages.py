@@ -73,7 +73,7 @@ class OpenModel(WorkFor["ModelOpened"], frozen=True, tag=True, kw_only=True):
 
     key: int
     source: ModelSource
-    is_known: bool
+    has_facts: bool
     """True if the client has the facts and needs only their digest."""
 
 

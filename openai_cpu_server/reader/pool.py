@@ -194,7 +194,7 @@ class ReaderPool:
     def open(self, source: ModelSource) -> tuple[OpenedKey, wire.VocabularyFacts]:
         """Open a model. Raises StartupError."""
         number = next(self._numbers)
-        work = wire.OpenModel(key=number, source=source, is_known=False)
+        work = wire.OpenModel(key=number, source=source, has_facts=False)
         try:
             with self._borrowed(WorkKind.QUICK) as place:
                 opened = self._tried(place, work, None)
@@ -363,7 +363,7 @@ class ReaderPool:
         return cast("R", reply.result)
 
     def _open_again(self, reader: _Reader, model: OpenedKey) -> None:
-        result = reader.do(wire.OpenModel(key=model.number, source=model.source, is_known=True)).result
+        result = reader.do(wire.OpenModel(key=model.number, source=model.source, has_facts=True)).result
         if isinstance(result, wire.ModelOpened) and result.digest == model.digest:
             reader.open_models.add(model.number)
             return

@@ -178,11 +178,11 @@ class ReaderWorker:
             case wire.WriteTemplate():
                 return _written(work)
             case wire.OpenPicture() | wire.OpenSound() | wire.ReadDocument() | wire.RenderPage():
-                return self._heard(work) if isinstance(work, wire.OpenSound) else _decoded(work)
+                return self._opened_sound(work) if isinstance(work, wire.OpenSound) else _decoded(work)
             case wire.FindProfile():
                 return _profiled(work)
 
-    def _heard(self, work: wire.OpenSound) -> wire.SoundOpened | None:
+    def _opened_sound(self, work: wire.OpenSound) -> wire.SoundOpened | None:
         """Continue a sound where the last piece of work ended, if that was here."""
         num_done, pieces = self._sounds.pop(work.identity, (0, None))
         if pieces is None or num_done > work.first:
@@ -208,7 +208,7 @@ class ReaderWorker:
         model = self._models[work.key] = OpenedModel(work.source)
         facts = model.facts()
         digest = hashlib.sha256(msgspec.msgpack.encode(facts, order="deterministic")).digest()
-        return wire.ModelOpened(digest=digest, facts=None if work.is_known else facts)
+        return wire.ModelOpened(digest=digest, facts=None if work.has_facts else facts)
 
     def _close(self, key: int) -> None:
         if (closed := self._models.pop(key, None)) is not None:
@@ -358,7 +358,7 @@ def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: Si
         sock.sendall(framed(_encoded(result, is_last=is_last)))
         if is_last:
             return
-        if isinstance(work, wire.OpenModel) and work.source.generates and not work.is_known:
+        if isinstance(work, wire.OpenModel) and work.source.generates and not work.has_facts:
             pkgutil.resolve_name(_GRAMMARS)  # while the engine loads the model
 
 

@@ -143,8 +143,8 @@ class Admission:
     def _has_slot(self, lane: int) -> bool:
         lanes = [self.policy.lane(sequence) for sequence in self.memory.running.values()]
         num_worse = sum(other > lane for other in lanes)
-        num_kept = min(self.num_seats, num_worse + self.waiting.num_behind(lane))
-        return len(lanes) - num_worse < self.num_slots - num_kept
+        num_reserved = min(self.num_seats, num_worse + self.waiting.num_behind(lane))
+        return len(lanes) - num_worse < self.num_slots - num_reserved
 
     def _admit_from(self, lane: int) -> _Outcome:
         for newcomer in islice(self.waiting.in_turn(lane), _LOOK_AHEAD):

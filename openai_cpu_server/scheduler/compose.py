@@ -386,7 +386,7 @@ def _having(members: Mapping[_AdapterKey, Seq[Sequence]], priority: Priority) ->
 
 _LEAST_MS = 10.0
 """Minimum slice: most of a shorter one would be start and end."""
-_MOST_GIVEN_UP = 2
+_MOST_DISCARDS = 2
 """Maximum times that an unfinished encoding is discarded for better work; then it is completed."""
 
 
@@ -411,10 +411,10 @@ class EncodingTurns:
         chosen, current = wanting[0], self._current
         if current in wanting and current is not chosen:
             is_as_urgent = current.request.priority is chosen.request.priority
-            if is_as_urgent or current.num_given_up >= _MOST_GIVEN_UP:
+            if is_as_urgent or current.num_discarded >= _MOST_DISCARDS:
                 chosen = current
             else:
-                current.num_given_up += 1
+                current.num_discarded += 1
         if chosen is not current:
             self._spent_ms = 0.0
         self._current = chosen
@@ -433,8 +433,8 @@ class EncodingTurns:
                 self._row_ms[kind] = (self._row_ms.get(kind, row_ms) + row_ms) / 2
             self._spent_ms, self._current = 0.0, None
         fault = result.faults.get(encode.slot)
-        is_told = any(span.slot == encode.slot for span in step.spans)
-        return [] if fault is None or is_told else [SequenceAdvance(sequence, (), (), fault=fault)]
+        is_reported = any(span.slot == encode.slot for span in step.spans)
+        return [] if fault is None or is_reported else [SequenceAdvance(sequence, (), (), fault=fault)]
 
     def price_ms(self, sequence: Sequence) -> float:
         is_running = sequence.status is SequenceStatus.RUNNING

@@ -65,7 +65,7 @@ class Sequence:
         """Checkpoints, ascending: numbers of computed tokens at which a step ends, to save the state."""
         self.num_encoded = 0
         """Number of its first media whose rows or cells the backend has."""
-        self.num_given_up = 0
+        self.num_discarded = 0
         """Number of times that its unfinished encoding was discarded for other sequences."""
         self._num_to_read = len(self.tokens)
         """Number of tokens when it last began to run."""

@@ -298,16 +298,16 @@ ANY_OBJECT: dict[str, Json] = {"type": "object"}
 
 def grammar_maker(
     check: Callable[[str], object],
-    known_bytes: Collection[int] = range(256),
+    writable_bytes: Collection[int] = range(256),
     *,
     has_own_numbers: bool = False,
 ) -> GrammarMaker:
     """Return a maker that compiles in this process.
 
-    `check`: raises InvalidRequest for Lark that cannot run. `known_bytes`: what its vocabulary can write.
+    `check`: raises InvalidRequest for Lark that cannot run. `writable_bytes`: what its vocabulary can write.
     `has_own_numbers`: control tokens keep their numbers there; else they follow `BYTES_AND_END`.
     """
-    unknown = of_bytes(set(range(256)).difference(known_bytes))
+    unknown = of_bytes(set(range(256)).difference(writable_bytes))
 
     def make(order: GrammarOrder) -> GrammarAnswer:
         try:

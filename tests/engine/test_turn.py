@@ -105,7 +105,7 @@ def test_a_turn_is_for_one_step_at_least() -> None:
 def test_a_recall_sets_a_new_limit() -> None:
     client = holding_client()
     client.turn.computed()
-    client.turn.recalled(ShortenCpuToken(after_ms=500))
+    client.turn.shortened(ShortenCpuToken(after_ms=500))
     client.turn.settle(BATCH)
     assert client.turn.is_held
     client.now_s += 0.5
@@ -117,7 +117,7 @@ def test_a_recall_sets_a_new_limit() -> None:
 def test_a_recall_that_comes_too_late_is_ignored() -> None:
     client = holding_client()
     client.turn.settle(None)
-    client.turn.recalled(ShortenCpuToken())
+    client.turn.shortened(ShortenCpuToken())
     client.turn.settle(BATCH)
     client.turn.granted(CpuToken(beside_interactive=True))
     assert client.turn.sharing == Sharing(beside_interactive=True)

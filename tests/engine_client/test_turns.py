@@ -63,7 +63,7 @@ class Machine:
         self.now_s += self.step_s[name]
         self.log.append((name, self.now_s))
         if self.work[name] is None or (self.until_s is not None and self.now_s >= self.until_s):
-            self.turns.given_back(name, self.work[name], self.now_s)
+            self.turns.returned(name, self.work[name], self.now_s)
             self.act()
         return name
 
@@ -110,9 +110,9 @@ def test_a_holder_without_work_gives_the_turn_back_and_gets_no_other() -> None:
     machine.join("a", BATCH)
     machine.turns.wants("a", None, machine.now_s)
     assert machine.join("b", INTERACTIVE) is None
-    machine.turns.given_back("a", None, machine.now_s)
+    machine.turns.returned("a", None, machine.now_s)
     assert machine.act() == Decision("b", CpuToken())
-    machine.turns.given_back("b", None, machine.now_s)
+    machine.turns.returned("b", None, machine.now_s)
     assert not machine.turns.is_waiting("b")
     assert machine.act() is None
 

@@ -70,7 +70,7 @@ class InputReader(msgspec.Struct, frozen=True):
         room = self.limit - len(head) - len(marks.end)
         if length > self.limit and not (self.truncate and room >= 0):
             raise InputTooLong(tokens=length, limit=self.limit, param=param)
-        return _require_some((*head, *self.kept(text, max(0, room)), *marks.end), param)
+        return _require_some((*head, *self.trim(text, max(0, room)), *marks.end), param)
 
     def mixed(self, text: MixedText, param: str) -> _Tokens:
         """Join tokens and texts, and add missing special tokens around them."""
@@ -88,7 +88,7 @@ class InputReader(msgspec.Struct, frozen=True):
             tokens = tokens[: -len(marks.end)]
         return self._fitted([*marks.begin, *tokens, *marks.end], param)
 
-    def kept(self, tokens: Sequence[T], room: int) -> Sequence[T]:
+    def trim(self, tokens: Sequence[T], room: int) -> Sequence[T]:
         return tokens[max(0, len(tokens) - room) :] if self.keeps_end else tokens[:room]
 
     def plain(self, texts: Sequence[str], params: Sequence[str]) -> list[list[int]]:
@@ -120,7 +120,7 @@ class InputReader(msgspec.Struct, frozen=True):
         room = self.limit - len(begin) - len(end)
         if room < 0:
             raise InputTooLong(tokens=len(begin) + len(end), limit=self.limit, param=param)
-        return (*begin, *self.kept(inner, room), *end)
+        return (*begin, *self.trim(inner, room), *end)
 
 
 def _require_some(tokens: Sequence[int], param: str) -> _Tokens:
@@ -383,7 +383,7 @@ class _Prompts(NamedTuple):
             if not num_pieces:
                 raise InputTooLong(tokens=len(tokens), limit=limit, param=param)
             num_pieces = max(0, num_pieces - (len(tokens) - limit))
-            text = self.reader.tokenizer.decode(self.reader.kept(pieces, num_pieces))
+            text = self.reader.tokenizer.decode(self.reader.trim(pieces, num_pieces))
             (tokens,) = self.template.prompts(query, [text.removesuffix(_HALF).removeprefix(_HALF)])
         return tokens
 

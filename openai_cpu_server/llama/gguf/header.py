@@ -21,7 +21,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 FLOAT32 = 6
 """GGUF's type number."""
-_LONGEST_KEPT_ARRAY = 4096
+_LONGEST_READ_ARRAY = 4096
 """Arrays about layers are shorter, those of the vocabulary longer."""
 _WINDOW = 2**20
 _LENGTH = struct.Struct("<Q")
@@ -138,7 +138,7 @@ class GgufReader:
             self._skip_strings(length)
             return skipped
         code = self._code(kind)
-        if length > _LONGEST_KEPT_ARRAY:
+        if length > _LONGEST_READ_ARRAY:
             self._skip(length * struct.calcsize("<" + code))
             return skipped
         return self._unpacked(f"{length}{code}")

@@ -165,7 +165,7 @@ def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
     """Return the requested parts that fit, given the machine's free memory."""
     offload = options.offload
     if not offload.wants_device:
-        return Places.cpu_alone(offload.given_up)
+        return Places.cpu_alone(offload.why_cpu_alone)
     device = device_for(offload)
     if device is None:
         if offload.gpu_layers != "auto":

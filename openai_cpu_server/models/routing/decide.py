@@ -21,7 +21,7 @@ class RouterInput(msgspec.Struct, frozen=True, kw_only=True):
     texts: tuple[str, ...]
     request: str
     """Text of the last user message."""
-    given_tokens: int = 0
+    num_token_ids: int = 0
     """Prompt tokens that were sent as ids."""
     max_tokens: int | None
     has_tools: bool

@@ -212,11 +212,11 @@ class ParameterScanner:
         self._key: re.Match[str] | None = None
         """Beginning of a parameter whose value has not begun."""
         self._num_parameters = 0
-        self._num_begun = 0
+        self._num_started = 0
 
     @property
     def is_cut(self) -> bool:
-        return self._call is not None or self._num_begun == 0
+        return self._call is not None or self._num_started == 0
 
     def feed(self, text: str) -> list[patterns.CallPart]:
         self._waiting += text
@@ -241,7 +241,7 @@ class ParameterScanner:
             return None
         self._waiting = self._waiting[head.end() :]
         self._call, self._num_parameters = head[1], 0
-        self._num_begun += 1
+        self._num_started += 1
         return [patterns.CallBegin(head[1]), patterns.CallArguments("{")]
 
     def _between_parameters(self) -> list[patterns.CallPart] | None:

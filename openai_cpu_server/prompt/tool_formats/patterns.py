@@ -195,11 +195,11 @@ class JsonCallScanner:
         self._head = head
         self._waiting = ""
         self._arguments: JsonValue | None = None
-        self._num_begun = 0
+        self._num_started = 0
 
     @property
     def is_cut(self) -> bool:
-        return self._arguments is not None or self._num_begun == 0
+        return self._arguments is not None or self._num_started == 0
 
     def feed(self, text: str) -> list[CallPart]:
         parts: list[CallPart] = []
@@ -215,7 +215,7 @@ class JsonCallScanner:
             return None, ""
         rest, self._waiting = self._waiting[head.end() :], ""
         self._arguments = JsonValue()
-        self._num_begun += 1
+        self._num_started += 1
         return CallBegin(head[1]), rest
 
     def _inside(self, text: str) -> tuple[CallArguments, str]:

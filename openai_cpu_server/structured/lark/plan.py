@@ -352,15 +352,15 @@ class Following:
 
     def _find_firsts(self) -> None:
         """Spread the bits of terminals to the rules that begin with them, perhaps in a circle."""
-        begun_with: dict[str, list[str]] = {}
+        rules_by_first: dict[str, list[str]] = {}
         for name, expr in self._rules.items():
             self._first[Ref(name)] = 0
             for first in leftmost(expr, self._nullable):
-                begun_with.setdefault(first, []).append(name)
+                rules_by_first.setdefault(first, []).append(name)
         queue = deque(self._terminals)
         while queue:
             found = self._first[Ref(first := queue.popleft())]
-            for name in begun_with.get(first, ()):
+            for name in rules_by_first.get(first, ()):
                 self._work.spend(1)
                 if found & ~self._first[Ref(name)]:
                     self._first[Ref(name)] |= found

@@ -181,7 +181,7 @@ class ArrayRules:
         if most < shape.low:
             return NOTHING
         if sum(math.comb(len(values), n) for n in range(most + 1)) > _MOST_SUBSETS:
-            return self._in_given_order(values, shape.low, most, hint)
+            return self._in_their_order(values, shape.low, most, hint)
         return self._in_any_order(values, shape.low, most, hint)
 
     def _distinct(self, shape: ArrayShape, hint: str) -> Expr | None:
@@ -213,7 +213,7 @@ class ArrayRules:
 
         return self.grammar.by_moves(f"{hint}-set", 0, moves)
 
-    def _in_given_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
+    def _in_their_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
         """Make a rule for each value and count."""
         is_limited = most < len(values)
         cap = most if is_limited else max(low, 1)  # without a limit it stops counting where there are enough

@@ -275,8 +275,8 @@ class _Body:
     @property
     def _others_anywhere(self) -> bool:
         is_counted = self._cap > 1 or self._shape.high is not None
-        is_asked = self._objects.order is PropertyOrder.ANY and self._witness is None
-        return is_asked and self._other is not NOTHING and not is_counted
+        may_be_anywhere = self._objects.order is PropertyOrder.ANY and self._witness is None
+        return may_be_anywhere and self._other is not NOTHING and not is_counted
 
     # In order, not counted
 
