@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
-Key = TypeVar("Key", bound=Hashable)
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 _ROUNDING = 1e-6
@@ -54,7 +54,7 @@ class _Account(NamedTuple):
     joined_at: int
 
 
-class FairTurns(Generic[Key]):
+class FairTurns(Generic[K]):
     """Participants by least usage, then by longest wait. A new one starts with the least usage of those
     present, because absence earns nothing; more is remembered while others wait."""
 
@@ -62,34 +62,34 @@ class FairTurns(Generic[Key]):
         """`favours_newcomers`: of equals, a newcomer is first. A steady flow of new participants would starve
         the others."""
         self._favours_newcomers = favours_newcomers
-        self._present: dict[Key, _Account] = {}
-        self._away: dict[Key, _Account] = {}
+        self._present: dict[K, _Account] = {}
+        self._away: dict[K, _Account] = {}
         """Accounts of absent participants with more than the least usage."""
-        self._queue: list[tuple[_Account, Key]] = []
+        self._queue: list[tuple[_Account, K]] = []
         """Heap of accounts, with outdated ones, which are skipped."""
         self._num_turns = 0
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: K) -> bool:
         return key in self._present
 
     def __len__(self) -> int:
         return len(self._present)
 
     @property
-    def first(self) -> Key:
+    def first(self) -> K:
         """Return the next participant. At least one must exist."""
         while self._present.get(self._queue[0][1]) is not self._queue[0][0]:
             heappop(self._queue)
         return self._queue[0][1]
 
     @property
-    def order(self) -> list[Key]:
+    def order(self) -> list[K]:
         return sorted(self._present, key=self._present.__getitem__)
 
-    def lead(self, key: Key, other: Key) -> float:
+    def lead(self, key: K, other: K) -> float:
         return self._present[key].used - self._present[other].used
 
-    def join(self, key: Key) -> None:
+    def join(self, key: K) -> None:
         if key in self._present:
             return
         self._num_turns += 1
@@ -98,7 +98,7 @@ class FairTurns(Generic[Key]):
         used, served_at, _ = self._away.pop(key, _Account(0.0, served_at, 0))
         self._set(key, _Account(max(used, least), served_at, self._num_turns))
 
-    def leave(self, key: Key) -> None:
+    def leave(self, key: K) -> None:
         account = self._present.pop(key, None)
         if account is not None:
             self._away[key] = account
@@ -106,7 +106,7 @@ class FairTurns(Generic[Key]):
             least = self._present[self.first].used if self._present else math.inf
             self._away = {other: away for other, away in self._away.items() if away.used > least}
 
-    def only(self, keys: Iterable[Key]) -> None:
+    def only(self, keys: Iterable[K]) -> None:
         """Make these the participants."""
         staying = dict.fromkeys(keys)
         for key in [key for key in self._present if key not in staying]:
@@ -114,18 +114,18 @@ class FairTurns(Generic[Key]):
         for key in staying:
             self.join(key)
 
-    def use(self, key: Key, amount: float) -> None:
+    def use(self, key: K, amount: float) -> None:
         account = self._present[key]
         self._num_turns += 1
         self._set(key, _Account(account.used + amount, self._num_turns, account.joined_at))
 
-    def copy(self) -> FairTurns[Key]:
-        copied = FairTurns[Key](favours_newcomers=self._favours_newcomers)
+    def copy(self) -> FairTurns[K]:
+        copied = FairTurns[K](favours_newcomers=self._favours_newcomers)
         copied._present, copied._away = self._present.copy(), self._away.copy()
         copied._queue, copied._num_turns = self._queue.copy(), self._num_turns
         return copied
 
-    def _set(self, key: Key, account: _Account) -> None:
+    def _set(self, key: K, account: _Account) -> None:
         self._present[key] = account
         heappush(self._queue, (account, key))
         if len(self._queue) > 2 * len(self._present) + 8:  # most of them are old

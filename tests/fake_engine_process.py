@@ -23,7 +23,7 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.offload import DevicePlacement
 from openai_cpu_server.contract.step import Step, StepResult
-from openai_cpu_server.engine.cores import EngineTurn
+from openai_cpu_server.engine.cores import EngineCpuToken
 from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
 from openai_cpu_server.engine.generating import EngineCore, Measure, build_core
 from openai_cpu_server.engine.loop import EngineChannel, run_engine
@@ -41,7 +41,7 @@ class StepGate:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._num_begun = 0
+        self._num_started = 0
 
     def hold(self, interrupted: threading.Event) -> bool:
         """Wait until a step may begin; return True if it was interrupted before."""
@@ -51,12 +51,12 @@ class StepGate:
                 return True
         if self._path.exists():
             time.sleep(_STEP_S)
-        self._num_begun += 1
+        self._num_started += 1
         return False
 
     def _is_closed(self) -> bool:
         try:
-            return self._num_begun >= self._path.stat().st_size
+            return self._num_started >= self._path.stat().st_size
         except FileNotFoundError:
             return False
 
@@ -116,7 +116,7 @@ def main() -> None:
             on_progress(piece / num_pieces)
             time.sleep(_STEP_S)
         on_progress(1.0)
-        why = options.offload.given_up
+        why = options.offload.why_cpu_alone
         info = msgspec.structs.replace(
             FAKE_INFO,
             kv_tokens=options.kv_tokens or FAKE_INFO.kv_tokens,
@@ -137,7 +137,7 @@ def main() -> None:
         options: EngineOptions,
         backend: FakeBackend | FakeEmbedder,
         on_progress: Callable[[float], None],
-        turn: EngineTurn,
+        turn: EngineCpuToken,
     ) -> EngineCore | EmbedCore:
         if isinstance(backend, FakeEmbedder):
             return build_embed_core(options, backend)

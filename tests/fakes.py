@@ -271,7 +271,7 @@ class FakeBackend:
         pixels high fails."""
         self.encoding: tuple[tuple[str, int], float] | None = None
         """The part that is being encoded, with its milliseconds so far."""
-        self.num_given_up = 0
+        self.num_discarded = 0
         self._started_slots: set[int] = set()  # slots that have computed a span
         self._kill_on = kill_on
         self._kill_with = kill_with
@@ -326,7 +326,7 @@ class FakeBackend:
         if key in self.rows:
             return True, 0.0
         is_begun = self.encoding is not None and self.encoding[0] == key
-        self.num_given_up += self.encoding is not None and not is_begun
+        self.num_discarded += self.encoding is not None and not is_begun
         spent_ms = self.encoding[1] if self.encoding is not None and is_begun else 0.0
         took_ms = min(encode.ms, item.size.width - spent_ms)
         self.encoding = key, spent_ms + took_ms
@@ -529,7 +529,7 @@ class FakeBackend:
         del cells[end + accepted :]
         del self.states[span.slot][end + accepted :]
         num_thought = num_computed + (num_computed < span.num_to_draft)
-        return Drafted(num_computed, accepted, num_known=len(cells), num_thought=num_thought)
+        return Drafted(num_computed, accepted, num_read=len(cells), num_thought=num_thought)
 
     def _sample(self, slot: int, tokens: list[int]) -> Sample:
         opened = self.opened[slot]

@@ -39,9 +39,9 @@ class CorruptAnswer(Exception):
     """Stored bytes that do not answer this question."""
 
 
-def is_good(finish: Finish, *, asked_tokens: int) -> bool:
+def is_good(finish: Finish, *, output_limit: int) -> bool:
     """Return True if the model or the limit that the client set ended the answer."""
-    is_full = finish.reason is FinishReason.LENGTH and asked_tokens > 0 and not finish.is_loop
+    is_full = finish.reason is FinishReason.LENGTH and output_limit > 0 and not finish.is_loop
     return finish.reason is FinishReason.STOP or is_full
 
 
@@ -87,7 +87,7 @@ _MOST_KEEPING = 64
 
 
 class AnswerObserver(Protocol):
-    def answer_kept(self) -> None: ...
+    def answer_stored(self) -> None: ...
 
     def answers_held(self, entries: int, num_bytes: int) -> None: ...
 
@@ -206,7 +206,7 @@ class AnswerCache:
             return
         size = await self._breaker.attempt(partial(self._store.put, entry))
         if size is not None:
-            self._watcher.answer_kept()
+            self._watcher.answer_stored()
             self._watcher.answers_held(*size)
 
 

@@ -54,7 +54,7 @@ class AnswerKey(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[GenerationRequest, ...]
     is_repeatable: bool
     """True for greedy sampling or a client's seed."""
-    asked_tokens: int
+    output_limit: int
     """Limit of output tokens for all requests together; 0 for none."""
     turn: LastTurn | None = None
     """Unset if turns are not compared."""
@@ -79,7 +79,7 @@ def group_key(question: AnswerKey, embedder: str) -> str | None:
         sampling = msgspec.structs.replace(request.sampling, seed=seed)
         alike.append(msgspec.structs.replace(request, tokens=(), max_tokens=0, sampling=sampling))
     turn = question.turn
-    facts = [embedder, question.asked_tokens, turn.around, marks_of(turn.text), alike]
+    facts = [embedder, question.output_limit, turn.around, marks_of(turn.text), alike]
     return _digest("group", question.scope, facts)
 
 

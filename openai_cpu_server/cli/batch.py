@@ -131,7 +131,7 @@ def batch_bar(name: str) -> Iterator[Callable[[BatchRecord], None]]:
         yield show
 
 
-async def found_or_begun(jobs: Jobs, paths: BatchPaths, options: JobOptions) -> BatchRecord:
+async def resumed_or_new(jobs: Jobs, paths: BatchPaths, options: JobOptions) -> BatchRecord:
     """Return an interrupted batch of the same input, or a new one."""
     batches, _ = await jobs.batches.page(_OWNER, PageQuery(limit=1))
     if batches:
@@ -248,7 +248,7 @@ async def _until_interrupted(paths: BatchPaths, settings: Settings) -> BatchReco
     options = job_options(settings, plans[0].name)
     jobs = Jobs(open_database(str(paths.state)), options)
     try:
-        batch = await found_or_begun(jobs, paths, options)
+        batch = await resumed_or_new(jobs, paths, options)
         if not batch.status.has_ended:
             with batch_bar(paths.input.name) as show:
                 show(batch)

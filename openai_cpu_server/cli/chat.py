@@ -35,7 +35,7 @@ Ctrl-C        stops an answer'''
 
 def chat(arguments: Sequence[str]) -> None:
     """Exit with the server's status if it does not start."""
-    words, given_options = words_and_options(arguments)
+    words, option_words = words_and_options(arguments)
     parser = CommandParser(
         "chat",
         "Talk to a model in the terminal. Without --url a server starts for it, and ends with it. A PROMPT, "
@@ -45,7 +45,7 @@ def chat(arguments: Sequence[str]) -> None:
     )
     add_server_options(parser, None)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    options, rest = parser.parse_known_args(given_options)
+    options, rest = parser.parse_known_args(option_words)
     if options.url:  # its options take all their values, so these are words
         words += [each for each in rest if not each.startswith("-")]
         rest = [each for each in rest if each.startswith("-")]

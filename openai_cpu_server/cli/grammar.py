@@ -16,7 +16,7 @@ from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.gbnf.parser import parse_gbnf
-from openai_cpu_server.structured.languages.expr import Rules
+from openai_cpu_server.structured.languages.expr import GrammarRules
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
 from openai_cpu_server.structured.options import (
     Additional,
@@ -111,7 +111,7 @@ class _Source:
             translation = Translation(self._rules(options), num_read=num_read)
             return GrammarCheck(translation.text(numbered_from(BYTES_AND_END)))
 
-    def _rules(self, options: Options) -> Rules:
+    def _rules(self, options: Options) -> GrammarRules:
         if not self.is_schema:
             return parse_gbnf(self._text)
         try:

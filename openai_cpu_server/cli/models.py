@@ -15,7 +15,7 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, default_states_bytes, pool_cells
-from openai_cpu_server.model_source.aliases import KNOWN_MODELS, KnownModel
+from openai_cpu_server.model_source.aliases import MODELS_BY_ALIAS, AliasedModel
 from openai_cpu_server.model_source.lazy_hub import hub
 from openai_cpu_server.model_source.names import HubName, parse_hub_name, preferred
 from openai_cpu_server.model_source.package import PACKAGED, PackagedModel
@@ -83,16 +83,16 @@ def _show(listed: Sequence[ListedModel], as_json: bool, text: str) -> None:
 def listed_models(free_bytes: int) -> list[ListedModel]:
     """Return named models, then other downloads."""
     cached = hub.all_cached()
-    named = {name: _in_cache(model.source, cached) for name, model in KNOWN_MODELS.items()}
+    named = {name: _in_cache(model.source, cached) for name, model in MODELS_BY_ALIAS.items()}
     listed = [
-        _listed(name, KNOWN_MODELS[name], _packaged(name) or path, free_bytes)
+        _listed(name, MODELS_BY_ALIAS[name], _packaged(name) or path, free_bytes)
         for name, path in sorted(named.items())
     ]
     others = {str(name): path for name, path in cached.items() if path not in named.values()}
     for name, path in sorted(others.items()):
         try:  # adapters and unreadable files are left out; `inspect` reports why
             header = GgufHeader(path)
-            model = KnownModel(source=name, gigabytes=0, kind=model_kind(header))
+            model = AliasedModel(source=name, gigabytes=0, kind=model_kind(header))
         except StartupError:
             continue
         if header.get_str("general.type") in (None, "model") and _measured(path) is not None:
@@ -119,12 +119,12 @@ def _packaged(name: str) -> Path | None:
     return None
 
 
-def expected_model(name: str, model: KnownModel | None, size_bytes: int, free_bytes: int) -> ListedModel:
-    model = model or KnownModel(source=name, gigabytes=0)
+def expected_model(name: str, model: AliasedModel | None, size_bytes: int, free_bytes: int) -> ListedModel:
+    model = model or AliasedModel(source=name, gigabytes=0)
     return _listed(name, msgspec.structs.replace(model, gigabytes=size_bytes / 1e9), None, free_bytes)
 
 
-def _listed(name: str, model: KnownModel, path: Path | None, free_bytes: int) -> ListedModel:
+def _listed(name: str, model: AliasedModel, path: Path | None, free_bytes: int) -> ListedModel:
     is_packaged = name in PACKAGED and PACKAGED[name].package.is_installed
     size, cell = (path and _measured(path)) or (round(model.gigabytes * 1e9), model.cell_bytes)
     generates = model.kind is ModelKind.GENERATES

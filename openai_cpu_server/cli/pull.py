@@ -19,7 +19,7 @@ from openai_cpu_server.config.command_line import CommandParser
 from openai_cpu_server.contract.pull import PullError, PullStep
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.model_source.aliases import KNOWN_MODELS, without_tag
+from openai_cpu_server.model_source.aliases import MODELS_BY_ALIAS, without_tag
 from openai_cpu_server.model_source.lazy_hub import hub
 from openai_cpu_server.model_source.resolve import hub_name, local_model, projector_of
 
@@ -152,7 +152,7 @@ def _pull(name: str, progress: _PullLog, keep_free: int) -> None:
     model = hub.ask_hub(source)
     verdict = expected_model(
         without_tag(name),
-        KNOWN_MODELS.get(without_tag(name)),
+        MODELS_BY_ALIAS.get(without_tag(name)),
         sum(file.size for file in model.all_files),
         Machine().free_memory(),
     )

@@ -6,7 +6,7 @@ import math
 import re
 from typing import NamedTuple
 
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Names lack colons and slashes: requests write `MODEL:NAME`, options `MODEL/NAME`."""
 LARGEST_SCALE = 100.0
 """Bound against typos, which would fill activations with infinities."""
@@ -46,7 +46,7 @@ def adapters_of_table(table: object) -> tuple[AdapterSource, ...]:
 
 
 def _checked(name: str, path: str, scale: float = 1.0) -> AdapterSource:
-    if not NAME.fullmatch(name):
+    if not ADAPTER_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not a valid adapter name: up to 64 letters, digits, '.', '_' and '-'")
     if not math.isfinite(scale) or not _SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
         raise ValueError(f"a scale is a number between -{LARGEST_SCALE:g} and {LARGEST_SCALE:g}, not 0")

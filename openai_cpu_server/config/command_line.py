@@ -56,9 +56,9 @@ def unknown_option(name: str, options: Iterable[str]) -> str:
     return f"unknown option {name}{guess(name, options)}"
 
 
-def guess(name: str, known_names: Iterable[str]) -> str:
+def guess(name: str, valid_names: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown name, or "" if no other is near."""
-    by_letters = {each.strip("-[]").replace("_", "-"): each for each in known_names}
+    by_letters = {each.strip("-[]").replace("_", "-"): each for each in valid_names}
     letters = name.strip("-[]").replace("_", "-").lower()
     longer = [each for each in by_letters if len(letters) > 1 and each.startswith(letters)]
     close = longer or difflib.get_close_matches(letters, by_letters, n=1, cutoff=0.7)

@@ -344,8 +344,8 @@ class ModelOptions(BaseModel):
 
     @property
     def offload(self) -> Offload:
-        asks = self.device is not None or self.cpu_moe != 0 or self.kv_on_gpu == "on"
-        gpu_layers: int | Literal["auto", "all"] = "auto" if asks else 0
+        wants_gpu = self.device is not None or self.cpu_moe != 0 or self.kv_on_gpu == "on"
+        gpu_layers: int | Literal["auto", "all"] = "auto" if wants_gpu else 0
         return Offload(
             gpu_layers=gpu_layers if self.gpu_layers is None else self.gpu_layers,
             cpu_moe=ALL_LAYERS if self.cpu_moe == "all" else self.cpu_moe,

@@ -96,7 +96,7 @@ def read_settings(
     for name in _REPLACED:
         if sources.named_by(name, arguments) or sources.variable(name) in os.environ:
             raise StartupError(_problem((name,), ""))
-    sources.require_known(Settings.model_fields)
+    sources.reject_unknown(Settings.model_fields)
     config = _config_path(arguments)
     settings = Settings if config is None else _with_file(config)
     named, others = _uncut_and_others(arguments)

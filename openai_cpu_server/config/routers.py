@@ -12,11 +12,11 @@ from openai_cpu_server.models.routing.options import (
     Classifier,
     Examples,
     RouterOptions,
+    RoutingPolicy,
     Rule,
     Rules,
     Shares,
     Stickiness,
-    Way,
 )
 
 _PROMPT = "Which of these is best for the request below? Answer with one of: {routes}.\n\nRequest:\n{request}"
@@ -143,7 +143,7 @@ class RouterTable(Bounded):
         named += (self.cascade.small, self.cascade.large) if self.cascade else ()
         return [*named, *(self.shares.weights if self.shares else ())]
 
-    def _way(self) -> Way:
+    def _way(self) -> RoutingPolicy:
         if self.classifier is not None:
             prompt = self.classifier.prompt.replace("{routes}", ", ".join(self.routes))
             return Classifier(model=self.classifier.model, prompt=prompt, timeout_s=self.classifier.timeout)

@@ -46,7 +46,7 @@ from openai_cpu_server.config.sources import ENV_PREFIX, ConfigFile, Environment
 from openai_cpu_server.contract.messages import AS_SERVED, BY_DEFAULT, EngineOptions, Experiment, Scheduling
 from openai_cpu_server.contract.model_info import Adapter
 
-Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
+_Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
 _SWITCHES = {"on": True, "off": False}
 _EXPERIMENTS = Experiment.__struct_fields__
 
@@ -243,7 +243,7 @@ class Settings(McpOptions, ModelOptions, WhatToServe, Bounded, BaseSettings):
         description="without keys, clients on other machines are administrators too: they may load and "
         "unload models and adapters, empty caches, and see and end all requests",
     )
-    trusted_proxy: list[Network] = of_servers(
+    trusted_proxy: list[_Network] = of_servers(
         [],
         description="trust this proxy (ADDRESS or NETWORK) to name the addresses of clients; may be given "
         "several times",

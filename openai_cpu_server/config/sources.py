@@ -170,7 +170,7 @@ def secrets_folder() -> Path | None:
     return Path(folder) if folder is not None else None
 
 
-def require_known(options: Collection[str]) -> None:
+def reject_unknown(options: Collection[str]) -> None:
     """Reject unknown `OCS_` variables and secret files; a misspelt key would open the server."""
     files = [path.name for path in folder.iterdir()] if (folder := secrets_folder()) is not None else []
     names = {name.upper() for name in options} | _OF_SCRIPTS

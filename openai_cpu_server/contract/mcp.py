@@ -40,7 +40,7 @@ class McpServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     transport: str
     state: McpServerState
     error: str | None = None
-    last_words: tuple[str, ...] = ()
+    stderr_tail: tuple[str, ...] = ()
     """Last lines of standard error, which may hold secrets."""
     tools: tuple[McpTool, ...] | None = None
     """Unset until the tools have been listed."""

@@ -129,11 +129,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.offload.wants_device or self.draft_offload.wants_device
 
     def on_cpu_alone(self, why: str) -> EngineOptions:
-        given_up = Offload(given_up=why)
+        cpu_alone = Offload(why_cpu_alone=why)
         return msgspec.structs.replace(
             self,
-            offload=given_up if self.offload.wants_device else self.offload,
-            draft_offload=given_up if self.draft_offload.wants_device else self.draft_offload,
+            offload=cpu_alone if self.offload.wants_device else self.offload,
+            draft_offload=cpu_alone if self.draft_offload.wants_device else self.draft_offload,
         )
 
     @property
@@ -188,8 +188,8 @@ class MeasureMedia(msgspec.Struct, frozen=True, tag="measure_media"):
     sizes: tuple[MediaSize, ...]
 
 
-class GrantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
-    """Permission to compute until the engine sends `TurnBack`."""
+class CpuToken(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
+    """Permission to compute until the engine sends `CpuTokenReturned`."""
 
     limit_ms: float | None = None
     """Time after which the turn ends with a step; 0: one step. None: it lasts until recalled or idle."""
@@ -206,7 +206,7 @@ class Sharing(NamedTuple):
 ALONE = Sharing()
 
 
-class ShortenTurn(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
+class ShortenCpuToken(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
     """Ignored if the turn has been returned in the meantime."""
 
     after_ms: float = 0.0
@@ -228,8 +228,8 @@ Command = Union[
     LoadAdapter,
     UnloadAdapter,
     MeasureMedia,
-    GrantTurn,
-    ShortenTurn,
+    CpuToken,
+    ShortenCpuToken,
     ShowSteps,
     HideSteps,
 ]
@@ -441,12 +441,12 @@ class EngineWants(msgspec.Struct, frozen=True, kw_only=True, tag="wants"):
     is_loading: bool = False
 
 
-class TurnBack(msgspec.Struct, frozen=True, kw_only=True, tag="turn_back"):
+class CpuTokenReturned(msgspec.Struct, frozen=True, kw_only=True, tag="turn_back"):
     wants: EngineWants
 
 
 AdapterNews = Union[LoadingAdapter, AdapterLoaded, AdapterRefused]
-Event = Union[
+EngineEvent = Union[
     Loading,
     Ready,
     StartFailed,
@@ -457,12 +457,12 @@ Event = Union[
     StepDone,
     QueueState,
     EngineWants,
-    TurnBack,
+    CpuTokenReturned,
 ]
 
 
 LENGTH = struct.Struct("<I")
-PART_BYTES = 2**20
+_PART_BYTES = 2**20
 
 
 def framed(payload: bytes) -> bytes:
@@ -488,18 +488,18 @@ class MediaPart(msgspec.Struct, frozen=True, tag="media_part"):
     """The first part of a request drops parts of one that could not be sent."""
 
 
-Sent = Union[Command, MediaPart]
+EngineMessage = Union[Command, MediaPart]
 """Small enough to encode without delaying an event loop."""
 
 
-def in_parts(command: Command) -> Iterator[Sent]:
+def in_parts(command: Command) -> Iterator[EngineMessage]:
     request = command.request if isinstance(command, Submit) else None
     if not isinstance(request, GenerationRequest) or not request.media_items:
         yield command
         return
     for digest, content in {item.digest: item.content for item in request.media_items}.items():
-        for start in range(0, len(content), PART_BYTES):
-            yield MediaPart(digest, content[start : start + PART_BYTES], is_first=start == 0)
+        for start in range(0, len(content), _PART_BYTES):
+            yield MediaPart(digest, content[start : start + _PART_BYTES], is_first=start == 0)
     items = tuple(msgspec.structs.replace(item, content=memoryview(b"")) for item in request.media_items)
     yield msgspec.structs.replace(command, request=msgspec.structs.replace(request, media_items=items))
 
@@ -508,7 +508,7 @@ class PartJoiner:
     def __init__(self) -> None:
         self._parts: defaultdict[str, list[memoryview]] = defaultdict(list)
 
-    def join(self, message: Sent) -> Command | None:
+    def join(self, message: EngineMessage) -> Command | None:
         if isinstance(message, MediaPart):
             if message.is_first:
                 self._parts[message.digest].clear()
@@ -528,10 +528,10 @@ class PartJoiner:
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(message: Sent | Event) -> bytes:
+def frame(message: EngineMessage | EngineEvent) -> bytes:
     return framed(_encoder.encode(message))
 
 
-read_command: Callable[[bytes], Sent] = msgspec.msgpack.Decoder(Sent).decode
-read_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
+read_command: Callable[[bytes], EngineMessage] = msgspec.msgpack.Decoder(EngineMessage).decode
+read_event: Callable[[bytes], EngineEvent] = msgspec.msgpack.Decoder(EngineEvent).decode
 """Both raise `msgspec.DecodeError`."""

@@ -23,7 +23,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True):
     """True: KV cells and states are with their layer; False: on the CPU. None: as `auto` finds faster."""
     device: Union[str, None] = None
     """Name such as `Vulkan0`, or None for the first device that computes."""
-    given_up: Union[str, None] = None
+    why_cpu_alone: Union[str, None] = msgspec.field(default=None, name="given_up")
 
     @property
     def wants_device(self) -> bool:

@@ -179,7 +179,7 @@ class Drafted(msgspec.Struct, frozen=True):
     """Fewer than planned after a forbidden or missing draft."""
     num_accepted: int = 0
     """First draft tokens that equal the output's. The slot holds the cells of exactly these."""
-    num_known: int = 0
+    num_read: int = 0
     """Tokens that the draft model has read, or 0 without one."""
     num_thought: int = 0
     """Tokens that the draft model tried, also uncertain and forbidden ones."""

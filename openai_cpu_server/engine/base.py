@@ -17,7 +17,7 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import CacheFileLimit
 from openai_cpu_server.engine.cores import CoreMonitor
 
-NEVER = float("-inf")
+_NEVER = float("-inf")
 _QUEUE_NEWS_S = 0.5
 _SHORT_MS = 128.0
 """Steps up to this duration are announced without it, because every engine is allowed more time than that."""
@@ -35,7 +35,7 @@ class CheckedAdapter(NamedTuple):
     why_not: str | None = None
 
 
-Work = (
+EngineWork = (
     messages.Submit
     | PreparedRequest
     | messages.CancelRequest
@@ -69,7 +69,7 @@ class StepTimer:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._preempt_threshold_s = preempt_threshold_s
-        self._interruptible_until = NEVER
+        self._interruptible_until = _NEVER
         """Read by the reader thread."""
         self._is_urged = False
         self._cpu_started_s = 0.0
@@ -94,7 +94,7 @@ class StepTimer:
         return self._is_urged and self.started_s < self._interruptible_until
 
     def end(self, *, is_interrupted: bool) -> None:
-        self._interruptible_until = NEVER
+        self._interruptible_until = _NEVER
         self._is_urged = False
         self.was_interrupted = is_interrupted
         now_s = self._clock()
@@ -128,7 +128,7 @@ class Core(ABC, Generic[Planned]):
         self._events: list[messages.TokenEvent] = []
         self._embedded: list[Embedded] = []
         self._announced = messages.StepStarted(ids=())
-        self._queue_sent_s = NEVER
+        self._queue_sent_s = _NEVER
 
     # -- for the loop ------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class Core(ABC, Generic[Planned]):
     def load_adapter(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
         """Yield events as they happen."""
 
-    def handle(self, command: Work) -> None:
+    def handle(self, command: EngineWork) -> None:
         """Execute a command. An error fails only its request."""
         try:
             with contained():
@@ -170,9 +170,9 @@ class Core(ABC, Generic[Planned]):
         except RequestFailed as error:
             self._abandon(command, error)
 
-    def is_worth_interrupting(self, command: Work | messages.ShortenTurn) -> bool:
+    def is_worth_interrupting(self, command: EngineWork | messages.ShortenCpuToken) -> bool:
         """Return True if the command discards the running step, in any thread."""
-        if isinstance(command, messages.ShortenTurn):
+        if isinstance(command, messages.ShortenCpuToken):
             is_urgent = command.interrupts
         else:
             submit = submit_of(command)
@@ -212,10 +212,10 @@ class Core(ABC, Generic[Planned]):
     def _all_ids(self) -> tuple[str, ...]: ...
 
     @abstractmethod
-    def _handle(self, command: Work) -> None: ...
+    def _handle(self, command: EngineWork) -> None: ...
 
     @abstractmethod
-    def _abandon(self, command: Work, error: RequestFailed) -> None: ...
+    def _abandon(self, command: EngineWork, error: RequestFailed) -> None: ...
 
     @abstractmethod
     def _plan(self, sharing: messages.Sharing) -> Planned: ...
@@ -261,7 +261,7 @@ def step_of(ids: Iterable[str], predicted_ms: float) -> messages.StepStarted:
     return messages.StepStarted(ids=tuple(ids), expected_ms=expected_ms)
 
 
-def submit_of(command: Work) -> messages.Submit | None:
+def submit_of(command: EngineWork) -> messages.Submit | None:
     if isinstance(command, PreparedRequest):
         return command.submit
     return command if isinstance(command, messages.Submit) else None

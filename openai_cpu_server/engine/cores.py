@@ -12,7 +12,14 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
-from openai_cpu_server.contract.messages import ALONE, EngineWants, GrantTurn, Sharing, ShortenTurn, TurnBack
+from openai_cpu_server.contract.messages import (
+    ALONE,
+    CpuToken,
+    CpuTokenReturned,
+    EngineWants,
+    Sharing,
+    ShortenCpuToken,
+)
 from openai_cpu_server.contract.model_info import ThreadControl
 from openai_cpu_server.contract.request import Priority
 
@@ -56,7 +63,7 @@ class CoresSeen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _ThreadChange:
     threads: int
     seen: CoresSeen
 
@@ -66,7 +73,7 @@ class ThreadChoice:
 
     def __init__(self, most: int) -> None:
         self.most = self.threads = most
-        self._trial: _Trial | None = None
+        self._trial: _ThreadChange | None = None
         self._wait_s = _WAIT_S
         self._fewer_at_s = self._idle_at_s = self._more_at_s = -math.inf
         """Times before which fewer threads, idle cores, and cores in use are not tried again."""
@@ -84,11 +91,11 @@ class ThreadChoice:
             self._more_at_s = now_s + _SELDOM_S
         wanted = self._wanted(seen, now_s)
         if wanted != self.threads:
-            self._trial = _Trial(self.threads, seen)
+            self._trial = _ThreadChange(self.threads, seen)
             self.threads = wanted
         return self.threads
 
-    def _put_off(self, failed: _Trial, seen: CoresSeen, now_s: float) -> None:
+    def _put_off(self, failed: _ThreadChange, seen: CoresSeen, now_s: float) -> None:
         seldom_s = now_s + max(_SELDOM_S, _SELDOM * seen.elapsed_s)
         if self.threads < failed.threads:
             self._fewer_at_s, self._lost_in_vain = seldom_s, failed.seen.most_lost
@@ -110,7 +117,7 @@ class ThreadChoice:
             return min(self.most, self.threads + max(1, round(seen.free)))
         return min(self.most, self.threads + (now_s >= self._more_at_s))
 
-    def _has_failed(self, trial: _Trial, seen: CoresSeen) -> bool:
+    def _has_failed(self, trial: _ThreadChange, seen: CoresSeen) -> bool:
         """The smaller of two equally fast numbers is right. A larger one whose threads get their cores is
         right at any speed."""
         if self.threads < trial.threads:
@@ -205,7 +212,7 @@ _SLOWEST = 20.0
 _LOADING = EngineWants(work=Priority.BATCH, is_loading=True)
 
 
-class EngineTurn:
+class EngineCpuToken:
     """Turn of an engine with its own cores, for the thread that computes: it always has it and sends nothing.
     Waiting raises ConnectionError if the client is gone."""
 
@@ -236,10 +243,10 @@ class EngineTurn:
 
 
 @dataclass(eq=False)
-class SharedTurn(EngineTurn):
+class SharedCpuToken(EngineCpuToken):
     """Turn of one of several engines, for at least one step."""
 
-    send: Callable[[EngineWants | TurnBack], None]
+    send: Callable[[EngineWants | CpuTokenReturned], None]
     _: KW_ONLY
     wake: Callable[[], None]
     clock: Callable[[], float] = time.monotonic
@@ -259,7 +266,7 @@ class SharedTurn(EngineTurn):
 
     # -- for the reader ----------------------------------------------------------------------------------
 
-    def granted(self, turn: GrantTurn) -> None:
+    def granted(self, turn: CpuToken) -> None:
         now_s = self.clock()
         with self._changed:
             self._is_held, self._has_computed = True, False
@@ -269,7 +276,7 @@ class SharedTurn(EngineTurn):
             self._changed.notify_all()
         self.wake()
 
-    def recalled(self, recall: ShortenTurn) -> None:
+    def shortened(self, recall: ShortenCpuToken) -> None:
         with self._changed:
             if self._is_held:
                 self._until_s = self.clock() + recall.after_ms / 1000
@@ -335,7 +342,7 @@ class SharedTurn(EngineTurn):
         with self._changed:
             self._is_held, self._until_s = False, math.inf
         self._sent = wants
-        self.send(TurnBack(wants=wants))
+        self.send(CpuTokenReturned(wants=wants))
 
 
 class _Slowness:

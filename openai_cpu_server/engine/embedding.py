@@ -157,7 +157,7 @@ class EmbedCore(base.Core[list[EmbedPart]]):
 
     # -- commands ----------------------------------------------------------------------------------------
 
-    def _handle(self, command: base.Work) -> None:
+    def _handle(self, command: base.EngineWork) -> None:
         match command:
             case messages.Submit(request=EmbedRequest() as request, num_embedded=num_embedded):
                 info = self._backend.info
@@ -180,7 +180,7 @@ class EmbedCore(base.Core[list[EmbedPart]]):
             case base.PreparedRequest():
                 raise AssertionError("nothing is prepared for this model")
 
-    def _abandon(self, command: base.Work, error: RequestFailed) -> None:
+    def _abandon(self, command: base.EngineWork, error: RequestFailed) -> None:
         submit, why = base.submit_of(command), str(error)
         if submit is not None:
             self._queue.remove(submit.request.id)

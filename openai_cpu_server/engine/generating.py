@@ -33,8 +33,8 @@ from openai_cpu_server.contract.step import (
 from openai_cpu_server.engine.base import (
     CheckedAdapter,
     Core,
+    EngineWork,
     PreparedRequest,
-    Work,
     failure,
     scheduling_on,
     shared_ms,
@@ -140,11 +140,11 @@ class EngineCore(Core[Step]):
     def load_adapter(self, checked: CheckedAdapter) -> Iterator[messages.AdapterNews]:
         return self._adapters.load(checked)
 
-    def handle(self, command: Work) -> None:
+    def handle(self, command: EngineWork) -> None:
         super().handle(command)
         self._adapters.free()
 
-    def is_worth_interrupting(self, command: Work | messages.ShortenTurn) -> bool:
+    def is_worth_interrupting(self, command: EngineWork | messages.ShortenCpuToken) -> bool:
         return self._is_measuring or super().is_worth_interrupting(command)
 
     def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None:
@@ -288,7 +288,7 @@ class EngineCore(Core[Step]):
             spent_ms=spent_ms,
         )
 
-    def _handle(self, command: Work) -> None:
+    def _handle(self, command: EngineWork) -> None:
         match command:
             case messages.Submit():
                 self._handle(self.prepare(command))
@@ -319,7 +319,7 @@ class EngineCore(Core[Step]):
             with contextlib.suppress(OSError):
                 Path(self._cache_file).unlink()
 
-    def _abandon(self, command: Work, error: RequestFailed) -> None:
+    def _abandon(self, command: EngineWork, error: RequestFailed) -> None:
         submit = submit_of(command)
         request_id = (
             submit.request.id if submit else command.id if isinstance(command, messages.CancelRequest) else ""

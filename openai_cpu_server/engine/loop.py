@@ -21,8 +21,8 @@ from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
 from openai_cpu_server.contract.messages import PartJoiner, frame, read_command, read_frame
 from openai_cpu_server.contract.model_info import Adapter, NativeModel
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.engine.base import AnyCore, CheckedAdapter, PreparedRequest, Work
-from openai_cpu_server.engine.cores import EngineTurn, SharedTurn
+from openai_cpu_server.engine.base import AnyCore, CheckedAdapter, EngineWork, PreparedRequest
+from openai_cpu_server.engine.cores import EngineCpuToken, SharedCpuToken
 from openai_cpu_server.errors import StartupError
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class EngineChannel:
         self._sending = threading.Lock()
         self._joiner = PartJoiner()
 
-    def send(self, event: messages.Event) -> None:
+    def send(self, event: messages.EngineEvent) -> None:
         with self._sending:
             self._sock.sendall(frame(event))
 
@@ -56,7 +56,7 @@ light traffic keeps gaps."""
 
 Loaded = TypeVar("Loaded", bound=NativeModel)
 Load = Callable[[messages.EngineOptions, Callable[[float], None]], Loaded]
-BuildCore = Callable[[messages.EngineOptions, Loaded, Callable[[float], None], EngineTurn], AnyCore]
+BuildCore = Callable[[messages.EngineOptions, Loaded, Callable[[float], None], EngineCpuToken], AnyCore]
 """The third argument takes the progress, 0 to 1."""
 MaySave = Callable[[], bool]
 
@@ -77,7 +77,7 @@ def run_engine(
     may_save = claim(start.options)
     confine(start.options)
     inbox = Inbox()
-    turn = SharedTurn(channel.send, wake=inbox.wake) if start.options.shares_cores else EngineTurn()
+    turn = SharedCpuToken(channel.send, wake=inbox.wake) if start.options.shares_cores else EngineCpuToken()
     reader = CommandReader(channel, inbox, turn, grace_s=start.options.exit_grace_s)
     threading.Thread(target=reader.read, name="reader", daemon=True).start()
     try:
@@ -117,7 +117,7 @@ def _progress(channel: EngineChannel, phase: messages.LoadingPhase) -> Callable[
     return lambda fraction: channel.send(messages.Loading(fraction=fraction, phase=phase))
 
 
-def _weights_progress(channel: EngineChannel, turn: EngineTurn) -> Callable[[float], None]:
+def _weights_progress(channel: EngineChannel, turn: EngineCpuToken) -> Callable[[float], None]:
     """Other engines may compute between two pieces of the load."""
     send = _progress(channel, messages.LoadingPhase.WEIGHTS)
 
@@ -134,7 +134,7 @@ def _weights_progress(channel: EngineChannel, turn: EngineTurn) -> Callable[[flo
 def _serve(loop: EngineLoop, backend: NativeModel, reader: CommandReader) -> None:
     core, channel = loop.core, loop.channel
 
-    def hand_on(command: Work) -> None:
+    def hand_on(command: EngineWork) -> None:
         loop.inbox.put(command)
         if core.is_worth_interrupting(command):
             backend.interrupt()
@@ -153,7 +153,7 @@ class EngineLoop:
     channel: EngineChannel
     core: AnyCore
     inbox: Inbox
-    turn: EngineTurn
+    turn: EngineCpuToken
 
     def run(self) -> None:
         core, inbox, turn = self.core, self.inbox, self.turn
@@ -172,7 +172,7 @@ class EngineLoop:
             elif turn.is_held:  # granted after the work had ended
                 turn.give_back()
 
-    def handle(self, command: Work) -> None:
+    def handle(self, command: EngineWork) -> None:
         """Loading an adapter tries it with a token, so it needs the turn."""
         if not isinstance(command, CheckedAdapter):
             self.core.handle(command)
@@ -203,7 +203,7 @@ class EngineLoop:
     def _step(self) -> None:
         self._send_and_settle(self.core.step(self.turn.sharing))
 
-    def _send_and_settle(self, events: Iterable[messages.Event]) -> None:
+    def _send_and_settle(self, events: Iterable[messages.EngineEvent]) -> None:
         for event in events:
             self.channel.send(event)
         self.turn.computed()
@@ -216,15 +216,15 @@ class CommandReader:
 
     channel: EngineChannel
     inbox: Inbox
-    turn: EngineTurn
+    turn: EngineCpuToken
     _: KW_ONLY
     grace_s: float
     take: Callable[[Request], None] | None = None
     """Set when ready."""
     _backend: NativeModel | None = None
-    _is_worth: Callable[[messages.ShortenTurn], bool] = lambda recall: False
+    _is_worth: Callable[[messages.ShortenCpuToken], bool] = lambda recall: False
 
-    def interrupts(self, backend: NativeModel, is_worth: Callable[[messages.ShortenTurn], bool]) -> None:
+    def interrupts(self, backend: NativeModel, is_worth: Callable[[messages.ShortenCpuToken], bool]) -> None:
         self._is_worth, self._backend = is_worth, backend
 
     def read(self) -> None:
@@ -233,7 +233,7 @@ class CommandReader:
                 self._handle(command)
         finally:
             self.inbox.close()
-            if isinstance(self.turn, SharedTurn):
+            if isinstance(self.turn, SharedCpuToken):
                 self.turn.close()
             if self._backend is not None:
                 self._backend.interrupt()
@@ -244,12 +244,12 @@ class CommandReader:
         match command:
             case messages.StartEngine():
                 pass  # once is enough
-            case messages.GrantTurn():
-                assert isinstance(self.turn, SharedTurn), "turns are for engines that share cores"
+            case messages.CpuToken():
+                assert isinstance(self.turn, SharedCpuToken), "turns are for engines that share cores"
                 self.turn.granted(command)
-            case messages.ShortenTurn():
-                assert isinstance(self.turn, SharedTurn), "turns are for engines that share cores"
-                self.turn.recalled(command)
+            case messages.ShortenCpuToken():
+                assert isinstance(self.turn, SharedCpuToken), "turns are for engines that share cores"
+                self.turn.shortened(command)
                 if command.interrupts and self._backend is not None and self._is_worth(command):
                     self._backend.interrupt()
             case _:
@@ -259,7 +259,7 @@ class CommandReader:
 
 @dataclass(eq=False)
 class Inbox:
-    _commands: deque[Work] = field(default_factory=deque)
+    _commands: deque[EngineWork] = field(default_factory=deque)
     _news: threading.Event = field(default_factory=threading.Event)
     is_open: bool = True
 
@@ -268,7 +268,7 @@ class Inbox:
         """True if a command has arrived or the client is gone."""
         return self._news.is_set() or not self.is_open
 
-    def put(self, command: Work) -> None:
+    def put(self, command: EngineWork) -> None:
         self._commands.append(command)
         self._news.set()
 
@@ -283,7 +283,7 @@ class Inbox:
         """Return False after a timeout."""
         return not self.is_open or self._news.wait(timeout_s)
 
-    def drain(self) -> Iterator[Work]:
+    def drain(self) -> Iterator[EngineWork]:
         self._news.clear()
         while self._commands:
             yield self._commands.popleft()
@@ -317,7 +317,7 @@ class Preparation:
     _: KW_ONLY
     measure: Callable[[MediaSize], MeasuredMedia]
     announce: Callable[[messages.Handling | messages.MediaMeasured], None]
-    hand_on: Callable[[Work], None]
+    hand_on: Callable[[EngineWork], None]
     """Called in several threads, like `announce`."""
     _queue: PriorityQueue[tuple[int, int, Prepared | None]] = field(default_factory=PriorityQueue)
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -119,7 +119,7 @@ class PartReader:
     def __init__(self, marks: OutputMarks) -> None:
         self._marks = marks
         self._held = ""
-        self._has_begun = False
+        self._has_text = False
         self._read = self._first(marks)
 
     @property
@@ -195,9 +195,9 @@ class PartReader:
         return bool(end) and text.rstrip().endswith(end)
 
     def _thought(self, text: str) -> list[PartText]:
-        if not self._has_begun:
+        if not self._has_text:
             text = text.lstrip()
-        self._has_begun = self._has_begun or bool(text)
+        self._has_text = self._has_text or bool(text)
         return [PartText(OutputPart.THINKING, text)] if text else []
 
     def _go_on(self, read: Callable[[str], list[PartText]], rest: str) -> list[PartText]:

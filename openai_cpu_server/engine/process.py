@@ -21,7 +21,7 @@ from openai_cpu_server.child_processes.spawn import keep_shaders_in
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve, ModelKind
 from openai_cpu_server.contract.step import Backend
-from openai_cpu_server.engine.cores import EngineTurn
+from openai_cpu_server.engine.cores import EngineCpuToken
 from openai_cpu_server.engine.embedding import EmbedCore, build_embed_core
 from openai_cpu_server.engine.generating import EngineCore, build_core
 from openai_cpu_server.engine.loop import EngineChannel, MaySave, run_engine
@@ -57,7 +57,7 @@ def _build(
     options: EngineOptions,
     backend: LlamaBackend | LlamaEmbedder,
     on_progress: Callable[[float], None],
-    turn: EngineTurn,
+    turn: EngineCpuToken,
 ) -> EngineCore | EmbedCore:
     core = (
         build_embed_core(options, backend)
@@ -74,23 +74,23 @@ def calibrated(
     options: EngineOptions,
     backend: Backend,
     on_progress: Callable[[float], None],
-    turn: EngineTurn | None = None,
+    turn: EngineCpuToken | None = None,
 ) -> EngineCore:
-    turn = turn or EngineTurn()
+    turn = turn or EngineCpuToken()
     if options.cost_dir is None:
         return build_core(options, backend, None)
     is_due = options.calibrate == "start"
     calibrator = Calibrator(
         backend, options, Path(options.cost_dir), on_progress if is_due else lambda fraction: None
     )
-    curve = calibrator.known()
+    curve = calibrator.stored_curve()
     if curve is None and is_due:
         curve = _measured(calibrator, turn)
     may_measure = options.calibrate != "never"
     return build_core(options, backend, curve, calibrator.measure if may_measure else None)
 
 
-def _measured(calibrator: Calibrator, turn: EngineTurn) -> CostCurve | None:
+def _measured(calibrator: Calibrator, turn: EngineCpuToken) -> CostCurve | None:
     """Return None if other engines have more work; the measurement continues when idle."""
     for _ in range(_MOST_TURNS):
         curve = calibrator.measure(lambda: turn.is_wanted)

@@ -13,20 +13,20 @@ from openai_cpu_server.errors import AdapterFailed, ServerError
 
 logger = logging.getLogger(__name__)
 
-Key = TypeVar("Key")
-Result = TypeVar("Result")
+K = TypeVar("K")
+R = TypeVar("R")
 
 
-class PendingResults(dict[Key, "asyncio.Future[Result]"]):
+class PendingResults(dict[K, "asyncio.Future[R]"]):
     """Results by key. A caller may leave; the result comes all the same."""
 
-    def expect(self, key: Key) -> None:
+    def expect(self, key: K) -> None:
         self.setdefault(key, asyncio.get_running_loop().create_future())
 
-    async def result(self, key: Key) -> Result:
+    async def result(self, key: K) -> R:
         return await asyncio.shield(self[key])
 
-    def settle(self, key: Key, result: Result) -> None:
+    def settle(self, key: K, result: R) -> None:
         if key in self:
             self.pop(key).set_result(result)
 

@@ -18,8 +18,8 @@ from openai_cpu_server.contract.request import Constraint, EngineRequest, Genera
 from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests
 
-Item = TypeVar("Item")
-Arrived = tuple[Union[Item, QueuePlace, ModelLoading, errors.ServerError], float]
+T = TypeVar("T")
+Arrived = tuple[Union[T, QueuePlace, ModelLoading, errors.ServerError], float]
 
 
 class CallTimes:
@@ -44,7 +44,7 @@ class CallTimes:
         )
 
 
-class EngineAnswer(Generic[Item]):
+class EngineAnswer(Generic[T]):
     def __init__(
         self, request_ids: Iterable[str], *, cancel: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
@@ -53,7 +53,7 @@ class EngineAnswer(Generic[Item]):
         self._cancel = cancel
         self._clock = clock
         self._times = CallTimes(clock)
-        self._queue: asyncio.Queue[Arrived[Item]] = asyncio.Queue()
+        self._queue: asyncio.Queue[Arrived[T]] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aexit__(self, *error: object) -> None:
@@ -82,13 +82,13 @@ class EngineAnswer(Generic[Item]):
     def _is_over(self) -> bool:
         return not self._unfinished and self._queue.empty()
 
-    async def _take(self) -> Union[Item, QueuePlace, ModelLoading]:
+    async def _take(self) -> Union[T, QueuePlace, ModelLoading]:
         item, self.arrived_s = await self._queue.get()
         if isinstance(item, errors.ServerError):
             raise item
         return item
 
-    def _put(self, item: Union[Item, QueuePlace, ModelLoading, errors.ServerError]) -> None:
+    def _put(self, item: Union[T, QueuePlace, ModelLoading, errors.ServerError]) -> None:
         self._queue.put_nowait((item, self._clock()))
 
     def _end(self, error: errors.ServerError) -> None:

@@ -28,7 +28,7 @@ class ClientChannel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._waiting: deque[messages.Sent] = deque()
+        self._waiting: deque[messages.EngineMessage] = deque()
         """Sent when the engine has read the previous messages."""
         self._resuming: asyncio.Task[None] | None = None
 
@@ -65,7 +65,7 @@ class ClientChannel:
             await self._writer.drain()
         self._send_some()
 
-    async def receive(self) -> messages.Event | None:
+    async def receive(self) -> messages.EngineEvent | None:
         """Return None when the engine is gone. Raises `msgspec.DecodeError`."""
         try:
             (length,) = messages.LENGTH.unpack(await self._reader.readexactly(messages.LENGTH.size))
@@ -78,7 +78,7 @@ class ClientChannel:
         self._writer.close()
 
 
-def _size(message: messages.Sent) -> int:
+def _size(message: messages.EngineMessage) -> int:
     if isinstance(message, messages.MediaPart):
         return len(message.data)
     return message.request.num_tokens if isinstance(message, messages.Submit) else 0
@@ -229,7 +229,7 @@ class Watchdog:
         self._detector = HangDetector(self.limits, now_s=self.clock())
         self._task = asyncio.create_task(self._watch())
 
-    async def receive(self) -> messages.Event | None:
+    async def receive(self) -> messages.EngineEvent | None:
         try:
             event = await self.process.receive()
         except msgspec.DecodeError as error:

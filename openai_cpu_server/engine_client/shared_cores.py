@@ -1,4 +1,4 @@
-"""Turns of several engine processes on one machine's cores. `CoreTurns` is pure, with times in seconds:
+"""Turns of several engine processes on one machine's cores. `CpuTokenQueue` is pure, with times in seconds:
 interactive work first, then turns by used time."""
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from openai_cpu_server.contract.messages import Command, EngineWants, GrantTurn, ShortenTurn, TurnBack
+from openai_cpu_server.contract.messages import (
+    Command,
+    CpuToken,
+    CpuTokenReturned,
+    EngineWants,
+    ShortenCpuToken,
+)
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.fairness import Credit, FairTurns
 
@@ -31,11 +37,11 @@ _NOT_WORTH_SENDING_S = 1e-3
 
 class Decision(NamedTuple):
     name: str
-    command: GrantTurn | ShortenTurn
+    command: CpuToken | ShortenCpuToken
 
 
 @dataclass(eq=False)
-class TurnTaker:
+class CpuTokenUser:
     name: str
     work: Priority | None = None
     is_newcomer: bool = False
@@ -45,14 +51,14 @@ class TurnTaker:
     """Duration of the last batch turn beside interactive work."""
 
 
-class CoreTurns:
+class CpuTokenQueue:
     """Holder of the turn and its successor: call a method for each event, then `decide`. Batch work beside
     others' interactive work earns credit for turns of one short step."""
 
     def __init__(self, *, batch_floor: float) -> None:
-        self._participants: dict[str, TurnTaker] = {}
-        self._by_class = {work: FairTurns[TurnTaker](favours_newcomers=True) for work in Priority}
-        self._holder: TurnTaker | None = None
+        self._participants: dict[str, CpuTokenUser] = {}
+        self._by_class = {work: FairTurns[CpuTokenUser](favours_newcomers=True) for work in Priority}
+        self._holder: CpuTokenUser | None = None
         self._granted_s = 0.0
         self._until_s = math.inf
         """End of the holder's turn as last sent."""
@@ -68,7 +74,7 @@ class CoreTurns:
     def join(self, name: str, now_s: float) -> None:
         assert name not in self._participants, f"there is a {name} already"
         self._book(now_s)
-        self._participants[name] = TurnTaker(name)
+        self._participants[name] = CpuTokenUser(name)
 
     def leave(self, name: str, now_s: float) -> None:
         self._book(now_s)
@@ -82,7 +88,7 @@ class CoreTurns:
         self._book(now_s)
         self._set_work(self._participants[name], work)
 
-    def given_back(self, name: str, work: Priority | None, now_s: float) -> None:
+    def returned(self, name: str, work: Priority | None, now_s: float) -> None:
         participant = self._participants[name]
         assert self._holder is participant, f"{name} returns a turn that it does not hold"
         self._book(now_s)
@@ -131,9 +137,9 @@ class CoreTurns:
         self._holder, self._granted_s, self._has_interrupted = chosen, now_s, False
         self._until_s = self._deadline_s(chosen, now_s)
         limit_ms = None if self._until_s == math.inf else 1000 * max(0.0, self._until_s - now_s)
-        return Decision(chosen.name, GrantTurn(limit_ms=limit_ms, beside_interactive=others_interactive))
+        return Decision(chosen.name, CpuToken(limit_ms=limit_ms, beside_interactive=others_interactive))
 
-    def _recall(self, holder: TurnTaker, now_s: float) -> Decision | None:
+    def _recall(self, holder: CpuTokenUser, now_s: float) -> Decision | None:
         if holder.work is None:
             return None  # it is about to give the turn back by itself
         until_s = self._deadline_s(holder, now_s)
@@ -147,9 +153,9 @@ class CoreTurns:
         self._until_s = min(until_s, self._until_s)
         self._has_interrupted = self._has_interrupted or interrupts
         after_ms = 1000 * max(0.0, self._until_s - now_s)
-        return Decision(holder.name, ShortenTurn(after_ms=after_ms, interrupts=interrupts))
+        return Decision(holder.name, ShortenCpuToken(after_ms=after_ms, interrupts=interrupts))
 
-    def _next(self, now_s: float) -> TurnTaker | None:
+    def _next(self, now_s: float) -> CpuTokenUser | None:
         interactive, batch = self._waiting(Priority.INTERACTIVE), self._waiting(Priority.BATCH)
         if not interactive or not batch:
             return next(iter(interactive or batch), None)
@@ -158,7 +164,7 @@ class CoreTurns:
         is_due = self._due_since_s is not None and now_s - self._due_since_s >= courtesy_s
         return batch[0] if is_due else interactive[0]
 
-    def _deadline_s(self, holder: TurnTaker, now_s: float) -> float:
+    def _deadline_s(self, holder: CpuTokenUser, now_s: float) -> float:
         if holder.work is Priority.BATCH:
             if self._waiting(Priority.INTERACTIVE):
                 return now_s
@@ -167,7 +173,7 @@ class CoreTurns:
         price_s = self._price_s()
         return fair_s if price_s is None else min(fair_s, now_s + self._credit.due_in(price_s))
 
-    def _fair_until_s(self, holder: TurnTaker, work: Priority, least_s: float) -> float:
+    def _fair_until_s(self, holder: CpuTokenUser, work: Priority, least_s: float) -> float:
         waiting = self._waiting(work)
         if not waiting:
             return math.inf
@@ -177,12 +183,12 @@ class CoreTurns:
         waiting = self._waiting(Priority.BATCH)
         return waiting[0].price_s if waiting else None
 
-    def _waiting(self, work: Priority) -> list[TurnTaker]:
+    def _waiting(self, work: Priority) -> list[CpuTokenUser]:
         return [participant for participant in self._by_class[work].order if participant is not self._holder]
 
     # -- books -------------------------------------------------------------------------------------------
 
-    def _set_work(self, participant: TurnTaker, work: Priority | None) -> None:
+    def _set_work(self, participant: CpuTokenUser, work: Priority | None) -> None:
         if work is participant.work:
             return
         if participant.work is not None:
@@ -215,7 +221,7 @@ Send = Callable[[Command], None]
 
 class SharedCores:
     def __init__(self, *, batch_floor: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.turns = CoreTurns(batch_floor=batch_floor)
+        self.turns = CpuTokenQueue(batch_floor=batch_floor)
         """Partners call `act` after each change."""
         self.clock = clock
         self._sends: dict[str, Send] = {}
@@ -267,15 +273,15 @@ class CoresPartner:
         self._loads_as = None
         self._cores.leave(self.name)
 
-    def handle(self, event: EngineWants | TurnBack, *, loads_for: Priority | None) -> None:
+    def handle(self, event: EngineWants | CpuTokenReturned, *, loads_for: Priority | None) -> None:
         """`loads_for`: best priority that waits for the load, or None (batch work)."""
-        wants = event.wants if isinstance(event, TurnBack) else event
+        wants = event.wants if isinstance(event, CpuTokenReturned) else event
         work = wants.work
         if wants.is_loading and work is not None:
             work = Priority.BATCH if loads_for is None else loads_for
         self._loads_as = work if wants.is_loading else None
         turns = self._cores.turns
-        apply = turns.given_back if isinstance(event, TurnBack) else turns.wants
+        apply = turns.returned if isinstance(event, CpuTokenReturned) else turns.wants
         apply(self.name, work, self._cores.clock())
         self._cores.act()
 

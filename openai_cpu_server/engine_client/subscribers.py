@@ -258,7 +258,7 @@ class EngineNews:
             send(messages.ShowSteps())
         replay.ready(send)
 
-    def handle(self, event: messages.Event, replay: RequestReplay) -> None:
+    def handle(self, event: messages.EngineEvent, replay: RequestReplay) -> None:
         match event:
             case messages.Loading():
                 if self.progress.handle(event):
@@ -270,7 +270,7 @@ class EngineNews:
             case messages.StepDone():
                 self._step_done(event)
                 replay.handle(event)
-            case messages.EngineWants() | messages.TurnBack():
+            case messages.EngineWants() | messages.CpuTokenReturned():
                 assert self._partner is not None, "turns are for engines that share cores"
                 self._partner.handle(event, loads_for=replay.best_priority)
             case messages.Ready() | messages.StartFailed():

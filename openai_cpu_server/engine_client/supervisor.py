@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, RequestState
-from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Ready, StartFailed
+from openai_cpu_server.contract.messages import Command, EngineEvent, EngineOptions, Ready, StartFailed
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.engine_client.child import EngineProcess, HangLimits, Watchdog, resident_bytes
 from openai_cpu_server.engine_client.deaths import Death, DeathKind, DeathRecord, MemoryKiller, SearchProgress
@@ -254,14 +254,14 @@ class Supervisor:
                 if not process.is_closing:
                     self._handle(event, replay)
         finally:
-            was_asked_to_end = process.is_closing or not was_wanted
+            was_intended = process.is_closing or not was_wanted
             watchdog.stop()
             self.news.lost(replay)
             self._process = None
             await process.close()
-        return None if was_asked_to_end else watchdog.death()
+        return None if was_intended else watchdog.death()
 
-    def _handle(self, event: Event, replay: RequestReplay) -> None:
+    def _handle(self, event: EngineEvent, replay: RequestReplay) -> None:
         match event:
             case Ready(info=info):
                 logger.info("ready: %s", info.summary)

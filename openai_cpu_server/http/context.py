@@ -78,7 +78,7 @@ class RequestLog:
         self.notes["routed"] = routed.model
         self.notes["routed_why"] = routed.reason
 
-    def recalled(self, use: ended.AnswerUse, similarity: float | None) -> None:
+    def answered_from_cache(self, use: ended.AnswerUse, similarity: float | None) -> None:
         self.answer = use
         self.notes["cache"] = use.value
         if similarity is not None:

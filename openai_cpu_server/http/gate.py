@@ -45,7 +45,7 @@ from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import WEBSOCKET, ApiRoute, ServedRoute
 from openai_cpu_server.http.server import EXCESS_CONNECTION
 
-ANY = "*"
+_ANY = "*"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Za-z:.%]+\]|[0-9A-Za-z._-]+)(?::(?P<port>[0-9]{1,5}))?")
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _BEFORE_HOST = {"0.9", "1.0"}
@@ -93,7 +93,7 @@ def host_name(host: str) -> str | None:
 
 def is_own_host(scope: Scope, allowed: Collection[str]) -> bool:
     """Allow addresses, which are never a page's. No browser omits `Host`."""
-    if ANY in allowed:
+    if _ANY in allowed:
         return True
     hosts = Headers(scope=scope).getlist("host")
     if not hosts:
@@ -114,7 +114,7 @@ def check_origin(scope: Scope, allowed: Collection[str]) -> None:
     text = headers.get("origin")
     if text is None or (scope["type"] == "http" and scope["method"] in _READING):
         return
-    if canonical_origin(text) in allowed or ANY in allowed:
+    if canonical_origin(text) in allowed or _ANY in allowed:
         return
     origin = Origin.of(text)
     if origin is None or origin != _own_origin(scope, headers):

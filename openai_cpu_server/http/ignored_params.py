@@ -20,18 +20,18 @@ class UnsupportedParam(IgnoredParam, frozen=True):
     code: str = "unsupported_parameter"
 
 
-Hints = Mapping[str, IgnoredParam]
-Refusals = Mapping[str, UnsupportedParam]
+IgnoredParams = Mapping[str, IgnoredParam]
+UnsupportedParams = Mapping[str, UnsupportedParam]
 
 _HISTORY = UnsupportedParam("this route keeps no conversations; send all messages")
-HISTORY_REFUSALS: Refusals = dict.fromkeys(
+HISTORY_UNSUPPORTED: UnsupportedParams = dict.fromkeys(
     ("previous_response_id", "previous_message_id", "conversation", "thread", "continue"), _HISTORY
 )
 """Fields that continue a stored conversation, rejected also in lenient mode."""
 
 TIERS = ("auto", "default", "flex", "priority")
 _CACHE = "prompts that begin alike are found without hints"
-TIER_HINT: Hints = {
+TIER_IGNORED: IgnoredParams = {
     "service_tier": IgnoredParam("other names belong to price lists of other services", TIERS)
 }
 
@@ -40,7 +40,7 @@ _OF_OFF = IgnoredParam("it belongs to a sampler that is not implemented")
 _TIME = IgnoredParam("an answer is limited by its tokens; 'timeout' limits the time of a call")
 _NO_SAMPLER = "this sampler is not implemented"
 _TRIGGERS = "a grammar holds from the first token on; tools have their own ('/v1/chat/completions')"
-LLAMA_SERVER_HINTS: Hints = {
+LLAMA_SERVER_IGNORED: IgnoredParams = {
     "cache_prompt": IgnoredParam("prompts are always cached", (True,)),
     "id_slot": IgnoredParam("a request has no slot of its own", (-1,)),
     **dict.fromkeys(("n_keep", "n_discard", "n_cache_reuse"), _MEMORY),
@@ -59,7 +59,7 @@ LLAMA_SERVER_HINTS: Hints = {
     ),
 }
 """Fields that clients of llama-server, its own page included, send on all routes."""
-LLAMA_SERVER_REFUSALS: Refusals = {
+LLAMA_SERVER_UNSUPPORTED: UnsupportedParams = {
     "mirostat": UnsupportedParam(_NO_SAMPLER, (0,)),
     "dynatemp_range": UnsupportedParam(_NO_SAMPLER, (0, 0.0)),
     "adaptive_target": UnsupportedParam(_NO_SAMPLER, (-1, -1.0)),
@@ -69,9 +69,9 @@ LLAMA_SERVER_REFUSALS: Refusals = {
     "grammar_triggers": UnsupportedParam(_TRIGGERS, ([],)),
 }
 
-GENERATION_HINTS: Hints = {
-    **TIER_HINT,
-    **LLAMA_SERVER_HINTS,
+GENERATION_IGNORED: IgnoredParams = {
+    **TIER_IGNORED,
+    **LLAMA_SERVER_IGNORED,
     "store": IgnoredParam("answers are not stored", (False,)),
     "verbosity": IgnoredParam("the models were not trained with it; write it in the prompt"),
     "prediction": IgnoredParam("it changes only the speed of an answer at OpenAI"),
@@ -90,8 +90,8 @@ GENERATION_HINTS: Hints = {
         "the server has one backend, which enforces the same forms; the field is vLLM's"
     ),
 }
-GENERATION_REFUSALS: Refusals = {
-    **LLAMA_SERVER_REFUSALS,
+GENERATION_UNSUPPORTED: UnsupportedParams = {
+    **LLAMA_SERVER_UNSUPPORTED,
     "modalities": UnsupportedParam("the models answer with text only", (["text"],)),
     "audio": UnsupportedParam("the models cannot speak"),
     "web_search_options": UnsupportedParam("the server does not search the web"),
@@ -120,12 +120,14 @@ GENERATION_REFUSALS: Refusals = {
     "include_stop_str_in_output": UnsupportedParam("stop strings are never shown", (False,)),
 }
 
-STREAM_HINTS: Hints = {"include_obfuscation": IgnoredParam("chunks carry no random padding", (False,))}
-STREAM_REFUSALS: Refusals = {
+STREAM_IGNORED: IgnoredParams = {
+    "include_obfuscation": IgnoredParam("chunks carry no random padding", (False,))
+}
+STREAM_UNSUPPORTED: UnsupportedParams = {
     "continuous_usage_stats": UnsupportedParam("usage is sent once, in the last chunk", (False,))
 }
 
-RESPONSES_HINTS: Hints = {
+RESPONSES_IGNORED: IgnoredParams = {
     "service_tier": IgnoredParam("other names belong to price lists of other services", (*TIERS, "fast")),
     "prompt_cache_options": IgnoredParam(_CACHE),
     "prompt_cache_retention": IgnoredParam("cached prompts stay as long as there is room"),
@@ -134,44 +136,47 @@ RESPONSES_HINTS: Hints = {
     "background_options": IgnoredParam("background responses run as soon as there is room"),
     "access_programs": IgnoredParam("it is about models of OpenAI's"),
 }
-REASONING_REFUSALS: Refusals = {
+REASONING_UNSUPPORTED: UnsupportedParams = {
     "context": UnsupportedParam("the chat template decides which earlier thoughts the model sees", ("auto",)),
     "mode": UnsupportedParam("a model thinks in one way", ("standard",)),
 }
-RESPONSES_REFUSALS: Refusals = {
+RESPONSES_UNSUPPORTED: UnsupportedParams = {
     "prompt": UnsupportedParam("there are no stored templates of prompts"),
     "moderation": UnsupportedParam("the server does not moderate content"),
 }
 
 _SPEAKERS = "speakers are not distinguished"
-TRANSCRIPTION_REFUSALS: Refusals = {
+TRANSCRIPTION_UNSUPPORTED: UnsupportedParams = {
     "known_speaker_names": UnsupportedParam(_SPEAKERS, ([],)),
     "known_speaker_references": UnsupportedParam(_SPEAKERS, ([],)),
 }
 
-EMBEDDING_HINTS: Hints = {
-    **TIER_HINT,
+EMBEDDING_IGNORED: IgnoredParams = {
+    **TIER_IGNORED,
     "input_type": IgnoredParam(
         "the server adds no prefix to an input; if a model needs one, such as 'query: ', include it"
     ),
 }
-OLLAMA_EMBED_HINTS: Hints = {
+OLLAMA_EMBED_IGNORED: IgnoredParams = {
     "options": IgnoredParam("they are for answers and for Ollama's own runner"),
     "keep_alive": IgnoredParam("the server decides how long models stay"),
 }
-EMBEDDING_REFUSALS: Refusals = {
+EMBEDDING_UNSUPPORTED: UnsupportedParams = {
     "normalize": UnsupportedParam("vectors always have length 1", (True,)),
     "task": UnsupportedParam("the model embeds in one way"),
     "late_chunking": UnsupportedParam("each input is embedded by itself", (False,)),
 }
 
-RERANK_HINTS: Hints = {**TIER_HINT, "max_chunks_per_doc": IgnoredParam("documents are not split into chunks")}
-RERANK_REFUSALS: Refusals = {
+RERANK_IGNORED: IgnoredParams = {
+    **TIER_IGNORED,
+    "max_chunks_per_doc": IgnoredParam("documents are not split into chunks"),
+}
+RERANK_UNSUPPORTED: UnsupportedParams = {
     "max_tokens_per_doc": UnsupportedParam("'truncate' cuts documents to the model's limit"),
     "rank_fields": UnsupportedParam("only 'text' of a document is read", (["text"],)),
 }
 
-MESSAGE_REFUSALS: Refusals = {
+MESSAGE_UNSUPPORTED: UnsupportedParams = {
     "images": UnsupportedParam("pictures are parts of 'content', of type 'image_url'", ([],)),
     "videos": UnsupportedParam("videos are not supported", ([],)),
     "audio": UnsupportedParam("sounds are parts of 'content', of type 'input_audio'"),

@@ -33,22 +33,22 @@ class Scope(enum.Enum):
 ALL_SCOPES = frozenset(Scope)
 ALL_MCP = frozenset({"*", "url:*"})
 
-Amount = Annotated[int, msgspec.Meta(ge=1)]
+_Amount = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one key, or None for no limit."""
 
-    requests_per_minute: Amount | None = None
-    tokens_per_minute: Amount | None = None
-    tokens_per_day: Amount | None = None
-    concurrent: Amount | None = None
+    requests_per_minute: _Amount | None = None
+    tokens_per_minute: _Amount | None = None
+    tokens_per_day: _Amount | None = None
+    concurrent: _Amount | None = None
     """Calls at once in this process."""
-    batch_tokens_per_day: Amount | None = None
+    batch_tokens_per_day: _Amount | None = None
     """Counts batch rows, which no other limit does."""
-    stored_mb: Amount | None = None
+    stored_mb: _Amount | None = None
     """Files, results of batches, responses and conversations."""
-    files: Amount | None = None
+    files: _Amount | None = None
 
     @property
     def storage(self) -> StorageLimits:
@@ -167,7 +167,7 @@ def unmetered(access: Access) -> Access:
 
 
 Label = Literal["interactive", "batch"]
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
 class _Entry(Allowance, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -209,7 +209,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 def _check(entries: dict[str, _Entry]) -> None:
     for name, entry in entries.items():
-        if not NAME.fullmatch(name):
+        if not _NAME.fullmatch(name):
             raise ValueError(f"{name[:64]!r} is not a valid key name")
         if entry.priority is not None and _priority(entry.priority) < _priority(entry.max_priority):
             raise ValueError(f"the priority of {name!r} exceeds its max_priority")
@@ -229,7 +229,7 @@ class NewKey(NamedTuple):
 
 def new_key(name: str) -> NewKey:
     """Draw a random key. Raises StartupError for an invalid name."""
-    if not NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         raise StartupError(f"{name[:64]!r} is not a valid key name: use letters, digits and . _ @ -")
     key = "sk-ocs-" + secrets.token_urlsafe(32)
     digest = hashlib.sha256(key.encode()).hexdigest()
@@ -446,7 +446,7 @@ class Credentials(msgspec.Struct, frozen=True):
         offered = [name for name in scope.get("subprotocols", ()) if name.startswith(_KEY_PROTOCOL)]
         offered_key = offered[0].removeprefix(_KEY_PROTOCOL).encode("latin-1") if offered else None
         return cls(
-            key_identity(given_key(Headers(scope=scope)) or offered_key or None),
+            key_identity(key_in_headers(Headers(scope=scope)) or offered_key or None),
             client_address(scope, trusted_proxies),
             access,
             is_visitor=keys.is_open and not is_administrator,
@@ -471,7 +471,7 @@ class Credentials(msgspec.Struct, frozen=True):
         return key
 
 
-def given_key(headers: Mapping[str, str]) -> bytes | None:
+def key_in_headers(headers: Mapping[str, str]) -> bytes | None:
     """Return the bearer token or `x-api-key`. Clients without a key send an empty one."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     key = bearer.strip() if scheme.lower() == "bearer" else ""

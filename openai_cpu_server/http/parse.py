@@ -24,10 +24,10 @@ from pydantic_core import CoreSchema, ErrorDetails, core_schema, from_json
 
 from openai_cpu_server.errors import InvalidRequest, missing
 from openai_cpu_server.http.ignored_params import (
-    HISTORY_REFUSALS,
-    Hints,
-    Refusals,
+    HISTORY_UNSUPPORTED,
+    IgnoredParams,
     UnsupportedParam,
+    UnsupportedParams,
     is_one_of,
 )
 from openai_cpu_server.json_size import MOST_NUMBERS, check_json_size
@@ -114,8 +114,8 @@ def _wrong_size(param: str, error: ErrorDetails) -> tuple[str, str]:
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True, defer_build=True)
 
-    hints: ClassVar[Hints] = {}
-    refusals: ClassVar[Refusals] = {}
+    ignored: ClassVar[IgnoredParams] = {}
+    unsupported: ClassVar[UnsupportedParams] = {}
     most_numbers: ClassVar[int] = MOST_NUMBERS
     is_open: ClassVar[bool] = False
     """Unknown fields are always harmless."""
@@ -133,11 +133,11 @@ class Body(BaseModel):
         schema = handler.resolve_ref_schema(reference)
         schema["additionalProperties"] = cls.is_open
         properties = schema.setdefault("properties", {})
-        for name, hint in cls.hints.items():
-            properties.setdefault(name, {"description": f"Ignored: {hint.why}.", "x-ignored": True})
-        for name, refusal in cls.refusals.items():
-            described = f"Nothing else is supported: {refusal.why}."
-            accepted = {"enum": [*refusal.accepted, None], "description": described, "x-refused": True}
+        for name, param in cls.ignored.items():
+            properties.setdefault(name, {"description": f"Ignored: {param.why}.", "x-ignored": True})
+        for name, unsupported in cls.unsupported.items():
+            described = f"Nothing else is supported: {unsupported.why}."
+            accepted = {"enum": [*unsupported.accepted, None], "description": described, "x-refused": True}
             properties.setdefault(name, accepted)
         return reference
 
@@ -210,19 +210,19 @@ class IgnoredField(NamedTuple):
     kind: str
     """`messages[].colour`, the same for all elements of a list."""
     is_harmless: bool
-    refusal: UnsupportedParam | None
+    unsupported: UnsupportedParam | None
 
 
 def ignored_params(body: Body, at: str = "", kind: str = "") -> Iterator[IgnoredField]:
     """Yield fields, at any depth, outside the schema or without effect."""
     for name, value in body.extra.items():
         if not _has_no_effect(body, name, value):
-            is_harmless, shown = body.is_open or name in body.hints, name[:_MOST_SHOWN]
-            yield IgnoredField(at + shown, kind + shown, is_harmless, body.refusals.get(name))
+            is_harmless, shown = body.is_open or name in body.ignored, name[:_MOST_SHOWN]
+            yield IgnoredField(at + shown, kind + shown, is_harmless, body.unsupported.get(name))
     for name in type(body).model_fields:
         value = getattr(body, name)
-        if name in body.hints and value is not None and not _has_no_effect(body, name, value):
-            yield IgnoredField(at + name, kind + name, is_harmless=True, refusal=None)
+        if name in body.ignored and value is not None and not _has_no_effect(body, name, value):
+            yield IgnoredField(at + name, kind + name, is_harmless=True, unsupported=None)
         elif isinstance(value, Body):
             yield from ignored_params(value, f"{at}{name}.", f"{kind}{name}.")
         elif isinstance(value, list) and value and isinstance(value[0], (Body, str)):
@@ -232,12 +232,12 @@ def ignored_params(body: Body, at: str = "", kind: str = "") -> Iterator[Ignored
 
 
 def _has_no_effect(body: Body, name: str, value: object) -> bool:
-    rule = body.refusals.get(name) or body.hints.get(name)
+    rule = body.unsupported.get(name) or body.ignored.get(name)
     return rule is not None and is_one_of(value, rule.accepted)
 
 
 B = TypeVar("B", bound=Body)
-MOST_NAMED = 32
+MOST_IGNORED_NAMED = 32
 """A header has little room, and a conversation many messages."""
 
 IGNORED = "x-ignored-parameters"
@@ -245,7 +245,7 @@ _LENIENT = "lenient"
 
 
 def first_names(names: Sequence[str]) -> tuple[str, ...]:
-    return (*names[:MOST_NAMED], *(("...",) if len(names) > MOST_NAMED else ()))
+    return (*names[:MOST_IGNORED_NAMED], *(("...",) if len(names) > MOST_IGNORED_NAMED else ()))
 
 
 class Ignored(msgspec.Struct, frozen=True):
@@ -318,9 +318,9 @@ def _checked(
     kinds: dict[str, None] = {}
     unknown: list[str] = []
     for field in ignored_params(body, at and f"{at}."):
-        refusal = field.refusal or HISTORY_REFUSALS.get(field.path)
-        if refusal is not None:
-            raise _not_supported(field.path, refusal)
+        unsupported = field.unsupported or HISTORY_UNSUPPORTED.get(field.path)
+        if unsupported is not None:
+            raise _not_supported(field.path, unsupported)
         if not field.is_harmless:
             unknown.append(field.path)
         kinds[field.kind] = None
@@ -365,8 +365,8 @@ def header_safe(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:128])
 
 
-def _not_supported(path: str, refusal: UnsupportedParam) -> InvalidRequest:
-    values = dict.fromkeys(json.dumps(value) for value in refusal.accepted)
+def _not_supported(path: str, unsupported: UnsupportedParam) -> InvalidRequest:
+    values = dict.fromkeys(json.dumps(value) for value in unsupported.accepted)
     but = f" (only {' or '.join(values)} is accepted)" if values else ""
-    message = f"'{path[:128]}' is not supported: {refusal.why}{but}."
-    return InvalidRequest(message, param=path, code=refusal.code)
+    message = f"'{path[:128]}' is not supported: {unsupported.why}{but}."
+    return InvalidRequest(message, param=path, code=unsupported.code)

@@ -204,14 +204,14 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     complaints: Complaints
 
 
-class _Refusal(msgspec.Struct, frozen=True):
+class _HttpError(msgspec.Struct, frozen=True):
     status: int
     message: str
     code: str
 
 
-_MALFORMED = _Refusal(400, "Invalid HTTP request received.", "invalid_http")
-_TOO_LARGE = _Refusal(431, "The request's headers are too large.", "headers_too_large")
+_MALFORMED = _HttpError(400, "Invalid HTTP request received.", "invalid_http")
+_TOO_LARGE = _HttpError(431, "The request's headers are too large.", "headers_too_large")
 
 
 class _TooLarge(Exception):
@@ -411,9 +411,9 @@ class LimitedConnection(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _refuse(self, refusal: _Refusal) -> None:
+    def _refuse(self, problem: _HttpError) -> None:
         """Reject a request that the application sees at most in part, and close."""
-        self.limits.complaints.note(self.client, refusal.message)
+        self.limits.complaints.note(self.client, problem.message)
         self._is_over = True
         if self._is_answering() and not self._has_head:  # an earlier request gets its answer
             self.cycle.keep_alive = False
@@ -422,7 +422,7 @@ class LimitedConnection(HttpToolsProtocol):
         else:
             is_answered = self._has_head and self.cycle.response_complete
             if not is_answered:
-                self._answer(refusal)
+                self._answer(problem)
             # Closing at once would reset the connection before the client sees the response.
             if self.transport.can_write_eof():
                 self.transport.write_eof()
@@ -431,18 +431,18 @@ class LimitedConnection(HttpToolsProtocol):
                 self.transport.close()
                 self._writing.start(self.limits.write_timeout_s, self.transport)
 
-    def _answer(self, refusal: _Refusal) -> None:
+    def _answer(self, problem: _HttpError) -> None:
         if self.cycle is not None:
             _disconnect(self.cycle)
         error = {
-            "message": refusal.message,
+            "message": problem.message,
             "type": "invalid_request_error",
             "param": None,
-            "code": refusal.code,
+            "code": problem.code,
         }
         body = json.dumps({"error": error}).encode()
         head = (
-            b"HTTP/1.1 %d %b" % (refusal.status, HTTPStatus(refusal.status).phrase.encode()),
+            b"HTTP/1.1 %d %b" % (problem.status, HTTPStatus(problem.status).phrase.encode()),
             b"content-type: application/json",
             b"content-length: %d" % len(body),
             b"connection: close",

@@ -399,7 +399,7 @@ class LlamaBackend:
                 span.slot: Drafted(
                     len(span.draft),
                     sampled[span.slot].num_accepted,
-                    self._draft_model.num_known(span.slot),
+                    self._draft_model.num_read(span.slot),
                     drafts.get(span.slot, _NO_DRAFT).num_tried,
                 )
                 for plan, span in zip(planned, spans, strict=True)

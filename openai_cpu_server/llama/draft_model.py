@@ -58,7 +58,7 @@ class DraftModel:
 
     def close(self) -> None: ...
 
-    def num_known(self, slot: int) -> int:
+    def num_read(self, slot: int) -> int:
         return 0
 
     def listen(self, *, reads_along: bool) -> None: ...
@@ -95,7 +95,7 @@ class SmallModel(DraftModel):
         self._claims: dict[int, int] = {}
         """Cells for tokens and draft of each slot whose prefill has begun."""
 
-    def num_known(self, slot: int) -> int:
+    def num_read(self, slot: int) -> int:
         return len(self._held.get(slot, ()))
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:

@@ -231,9 +231,9 @@ class Projector(NativeObject):
             self._forget_cut()
         return encoded
 
-    def _may_continue(self, _tensor: object, is_asked: bool, _data: object) -> bool:
+    def _may_continue(self, _tensor: object, is_query: bool, _data: object) -> bool:
         """llama.cpp calls this before each node, to know if it must stop after it and if it may continue."""
-        if is_asked:
+        if is_query:
             self._nodes_left -= 1
             return self._nodes_left <= 0
         took_s = time.perf_counter() - self._since_s

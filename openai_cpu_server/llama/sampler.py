@@ -24,7 +24,7 @@ from openai_cpu_server.llama.cells.context import Logits
 from openai_cpu_server.llama.grammar.constraints import Allowed
 from openai_cpu_server.llama.model.model import NativeObject
 
-Spelling = Callable[[int], bytes]
+_Spelling = Callable[[int], bytes]
 _MOST_EXPONENT = 80.0
 """Larger powers of e would overflow float32."""
 _MORE_TOKENS = 256
@@ -34,7 +34,7 @@ class Adjustments:
     """Bias, penalties, end tokens, in this order. They change logits (vocabulary,) in place; -inf forbids."""
 
     def __init__(
-        self, opened: Open, *, vocab_size: int, end_tokens: Collection[int], piece: Spelling
+        self, opened: Open, *, vocab_size: int, end_tokens: Collection[int], piece: _Spelling
     ) -> None:
         sampling, prompt, output = opened.sampling, opened.prompt, opened.output
         self._bias_tokens = np.fromiter(sampling.logit_bias.keys(), np.int64)
@@ -144,7 +144,7 @@ class DryRepetitions:
     Construction takes linear time, a token one pass of numpy.
     """
 
-    def __init__(self, penalty: DryPenalty, tokens: Sequence[int], piece: Spelling) -> None:
+    def __init__(self, penalty: DryPenalty, tokens: Sequence[int], piece: _Spelling) -> None:
         self._penalty = penalty
         self._piece = functools.cache(piece)
         self._breakers = [breaker.encode() for breaker in penalty.breakers]
@@ -225,14 +225,14 @@ def common_suffixes(tokens: Sequence[int]) -> NDArray[np.int32]:
     return np.array(lengths[::-1], np.int32)
 
 
-Tokens = npt.NDArray[np.int32]
-Forbidden = npt.NDArray[np.intp]
+_Tokens = npt.NDArray[np.int32]
+_Forbidden = npt.NDArray[np.intp]
 _FEW_ALLOWED = 0.25
 """Share of a vocabulary up to which taking tokens out of a row is faster."""
 
 
 class Survivors(NamedTuple):
-    tokens: Tokens
+    tokens: _Tokens
     logits: Logits
 
 
@@ -270,7 +270,7 @@ class Scratch:
         np.exp(weights, out=weights)
         return weights
 
-    def narrowed(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
+    def narrowed(self, chain: object, tokens: _Tokens, logits: Logits) -> Survivors:
         count = len(tokens)
         self._records["id"][:count] = tokens
         self._records["logit"][:count] = logits[tokens]
@@ -280,11 +280,11 @@ class Scratch:
         return Survivors(left["id"].copy(), left["logit"].copy())
 
 
-def above(logits: Logits, floor: float) -> Tokens:
+def above(logits: Logits, floor: float) -> _Tokens:
     return np.flatnonzero(logits > floor).astype(np.int32)
 
 
-def best_tokens(logits: Logits, count: int) -> Tokens:
+def best_tokens(logits: Logits, count: int) -> _Tokens:
     """Return the `count` best tokens, and perhaps others."""
     width = len(logits) // _GROUPS
     if not 0 < count <= width:
@@ -300,7 +300,7 @@ def best_tokens(logits: Logits, count: int) -> Tokens:
     return np.concatenate((rows * width + columns[places], behind)).astype(np.int32)
 
 
-def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
+def nucleus(logits: Logits, share: float, scratch: Scratch) -> _Tokens:
     """Return the top-p tokens; of equal ones at the edge the first. The largest logit must be finite."""
     weights = scratch.weights(logits)
     wanted = share * float(_block_sums(weights).sum(dtype=np.float64))
@@ -347,7 +347,7 @@ class Truncation(NativeObject):
         return self._scratch.narrowed(self.handle, tokens, logits)
 
 
-def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
+def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> _Tokens:
     if sampling.top_k is not None:
         tokens = best_tokens(logits, sampling.top_k)
         return tokens[logits[tokens] > _below(logits, _NEGLIGIBLE)] if sampling.typical_p < 1 else tokens
@@ -385,7 +385,7 @@ def _splitmix64(state: int) -> int:
 
 
 def draw(
-    logits: Logits, temperature: float, chance: float, scratch: Scratch, forbidden: Forbidden | None = None
+    logits: Logits, temperature: float, chance: float, scratch: Scratch, forbidden: _Forbidden | None = None
 ) -> int:
     """Return the index at the quantile `chance` of the softmax. The largest logit must be finite, and not
     forbidden."""
@@ -446,7 +446,7 @@ class Sampler:
     """
 
     def __init__(
-        self, opened: Open, scratch: Scratch, *, vocab_size: int, end_tokens: frozenset[int], piece: Spelling
+        self, opened: Open, scratch: Scratch, *, vocab_size: int, end_tokens: frozenset[int], piece: _Spelling
     ) -> None:
         self._scratch = scratch
         self._sampling = sampling = opened.sampling
@@ -533,7 +533,7 @@ class Sampler:
         if self._truncation is not None:
             self._truncation.close()
 
-    def _draw(self, logits: Logits, forbidden: Forbidden | None = None) -> int:
+    def _draw(self, logits: Logits, forbidden: _Forbidden | None = None) -> int:
         """`forbidden`: only if all others can be drawn."""
         chance = uniform(self._sampling.seed, self._position)
         temperature = self._sampling.temperature

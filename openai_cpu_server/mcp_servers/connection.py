@@ -99,7 +99,7 @@ class McpConnection:
             transport="stdio" if self._options.command else "http",
             state=state,
             error=self._error,
-            last_words=tuple(self._traffic.last_words) if state is McpServerState.FAILED else (),
+            stderr_tail=tuple(self._traffic.stderr_tail) if state is McpServerState.FAILED else (),
             tools=self._tools,
         )
 

@@ -57,7 +57,7 @@ class ServerTraffic:
         self.most_marks = most_marks
         self.ended = asyncio.Event()
         self.cause = ""
-        self.last_words: deque[str] = deque(maxlen=_LAST_LINES)
+        self.stderr_tail: deque[str] = deque(maxlen=_LAST_LINES)
         """Last lines of standard error, which may hold secrets."""
         self._num_bytes = self._num_marks = self._num_messages = 0
 
@@ -214,7 +214,7 @@ async def _log(process: Process, traffic: ServerTraffic) -> None:
                 logger.info("MCP server %s: %d more lines", traffic.name, num_left_out)
             window_s, num_logged, num_left_out = time.monotonic(), 0, 0
         for line in lines[-_LAST_LINES:]:
-            traffic.last_words.append(_printable(line))
+            traffic.stderr_tail.append(_printable(line))
         for line in lines:
             if num_logged >= _MOST_LINES:
                 num_left_out += 1
@@ -222,7 +222,7 @@ async def _log(process: Process, traffic: ServerTraffic) -> None:
             num_logged += 1
             logger.info("MCP server %s: %s", traffic.name, _printable(line))
     if rest:
-        traffic.last_words.append(_printable(rest))
+        traffic.stderr_tail.append(_printable(rest))
 
 
 def _printable(line: bytes) -> str:

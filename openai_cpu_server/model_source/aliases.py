@@ -11,7 +11,7 @@ from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.model_source.names import name_words, parse_hub_name
 
 
-class KnownModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AliasedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: str | None = None
     """Repository and file at the hub, or None for a package."""
     gigabytes: float
@@ -36,24 +36,24 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return name_words(name.file or name.repo.rpartition("/")[2].removesuffix("-GGUF"))
 
 
-KNOWN_MODELS = msgspec.toml.decode(
-    Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, KnownModel]
+MODELS_BY_ALIAS = msgspec.toml.decode(
+    Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, AliasedModel]
 )
-ALIASES = {alias: model.source for alias, model in KNOWN_MODELS.items() if model.source is not None}
+ALIASES = {alias: model.source for alias, model in MODELS_BY_ALIAS.items() if model.source is not None}
 
 
 def recommended_sampling(path: Path) -> Mapping[str, int | float]:
     """Find the makers' recommendation by the file's name, in any quantisation."""
     found = name_words(path.name)
-    return next((model.sampling for model in KNOWN_MODELS.values() if model.words == found), {})
+    return next((model.sampling for model in MODELS_BY_ALIAS.values() if model.words == found), {})
 
 
 def without_tag(name: str) -> str:
     """Return Ollama's `llama3.2:3b` as the alias `llama-3.2-3b`."""
     bare = name.removesuffix(":latest")
-    if bare in KNOWN_MODELS or ":" not in bare:
-        return bare if bare in KNOWN_MODELS else name
-    alike = [alias for alias in KNOWN_MODELS if _letters(alias) == _letters(bare)]
+    if bare in MODELS_BY_ALIAS or ":" not in bare:
+        return bare if bare in MODELS_BY_ALIAS else name
+    alike = [alias for alias in MODELS_BY_ALIAS if _letters(alias) == _letters(bare)]
     return alike[0] if len(alike) == 1 else name
 
 

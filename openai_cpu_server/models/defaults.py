@@ -13,9 +13,9 @@ SamplingValues = Mapping[str, Union[int, float]]
 """Values by the contract's names. `top_k` is 0 for all tokens."""
 CUT_TAIL: SamplingValues = {"min_p": 0.05}
 """Last step: less likely tokens are a small model's noise."""
-MOST_TOKENS = 4096
+DEFAULT_OUTPUT_TOKENS = 4096
 """Some 3,000 words, which end within the 600 s of common SDKs at 12 tokens a second."""
-MOST_TOKENS_WITH_REASONING = 16_384
+DEFAULT_REASONING_TOKENS = 16_384
 
 
 class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):

@@ -174,8 +174,8 @@ class ModelRegistry:
 
     def meant(self, name: str | None) -> str | None:
         """Return None for a placeholder."""
-        is_known = name is None or self.has(name)
-        return name if is_known or not self._takes_any_name else None
+        is_served = name is None or self.has(name)
+        return name if is_served or not self._takes_any_name else None
 
     def has(self, name: str) -> bool:
         """Ignore `takes_any_name`."""

@@ -338,7 +338,7 @@ class Metrics:
             if amount:
                 self.count(name, key, model, *labels, amount=amount)
 
-    def answer_kept(self) -> None:
+    def answer_stored(self) -> None:
         self.count("answer_cache_stores")
 
     def answers_held(self, entries: int, num_bytes: int) -> None:

@@ -22,14 +22,14 @@ from openai_cpu_server.prompt.reasoning import (
     ReasoningField,
     TemplateReasoning,
     ThinkingStage,
-    begun_answer,
+    answer_prefix,
     stage_behind,
     stage_within,
     with_echo,
 )
 from openai_cpu_server.prompt.template import (
-    Message,
     PromptTemplate,
+    TemplateMessage,
     content_text,
     template_messages,
     to_json,
@@ -181,7 +181,7 @@ class ChatText(NamedTuple):
 
 def render_chat(
     template: PromptTemplate,
-    messages: Sequence[Message],
+    messages: Sequence[TemplateMessage],
     *,
     tools: Sequence[Mapping[str, object]] | None = None,
     add_generation_prompt: bool = True,
@@ -213,7 +213,7 @@ def render_chat(
         rendered = _closed(rendered, reasoning)
     if prefill is None:
         return rendered
-    beginning = begun_answer(rendered.stage, *prefill, reasoning.form)
+    beginning = answer_prefix(rendered.stage, *prefill, reasoning.form)
     return ChatText(rendered.text + beginning, stage_within(rendered.stage, beginning, reasoning.form))
 
 
@@ -231,7 +231,7 @@ def _closed(rendered: ChatText, reasoning: TemplateReasoning) -> ChatText:
     return rendered
 
 
-def _prefill(messages: Sequence[Message]) -> tuple[str, str] | None:
+def _prefill(messages: Sequence[TemplateMessage]) -> tuple[str, str] | None:
     if not messages or messages[-1].get("role") != "assistant":
         return None
     if messages[-1].get("tool_calls"):
@@ -244,12 +244,12 @@ def _prefill(messages: Sequence[Message]) -> tuple[str, str] | None:
 
 Written = Mapping[int, Sequence[int]]
 """Tokens that the model wrote, by index of the message."""
-Render = Callable[[Sequence[Message]], str]
+Render = Callable[[Sequence[TemplateMessage]], str]
 
 
 @dataclass(frozen=True)
 class MarkedChat:
-    messages: Sequence[Message]
+    messages: Sequence[TemplateMessage]
     text: str
     tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
     blanks: str = ""
@@ -272,7 +272,7 @@ class MarkedChat:
         yield texts[-1]
 
 
-def marked_chat(messages: Sequence[Message], written: Written, render: Render) -> MarkedChat | None:
+def marked_chat(messages: Sequence[TemplateMessage], written: Written, render: Render) -> MarkedChat | None:
     """Return None if the template does not show the written answers plainly.
 
     Templates trim and rewrite answers, so a mark is rendered and replaced.
@@ -297,13 +297,13 @@ _ELSE = "\ue000"
 """Text of other conversations. No text begins with this character for private use."""
 
 
-def parting_conversations(messages: Sequence[Message]) -> list[Sequence[Message]]:
+def parting_conversations(messages: Sequence[TemplateMessage]) -> list[Sequence[TemplateMessage]]:
     """Return conversations that begin like this one: another first text, a next turn, and, after calls,
     further calls."""
     user, answer = {"role": "user", "content": _ELSE}, {"role": "assistant", "content": _ELSE}
     head = [*takewhile(lambda each: each.get("role") in ("system", "developer"), messages)]
     finished = messages[:-1] if _ends_with(messages, "assistant") else messages
-    parting: list[Sequence[Message]] = [[*head, user], [*finished, answer, user]]
+    parting: list[Sequence[TemplateMessage]] = [[*head, user], [*finished, answer, user]]
     if _ends_with(messages, "tool"):
         # Many templates keep thoughts between calls, and leave them out when a user has spoken again.
         calls = (at for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant")
@@ -311,7 +311,7 @@ def parting_conversations(messages: Sequence[Message]) -> list[Sequence[Message]
     return parting
 
 
-def _ends_with(messages: Sequence[Message], role: str) -> bool:
+def _ends_with(messages: Sequence[TemplateMessage], role: str) -> bool:
     return bool(messages) and messages[-1].get("role") == role
 
 
@@ -335,7 +335,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, tag=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    messages: Sequence[Message]
+    messages: Sequence[TemplateMessage]
     tools: Sequence[Mapping[str, object]] = ()
     template: str = ""
     """Further template, or ""."""
@@ -407,7 +407,10 @@ class ChatPrompts:
             raise TemplateFailed(literals.shown(str(error))) from None
 
     def _prompt(
-        self, chat: Conversation, rendered: Callable[[Sequence[Message]], ChatText], literals: Literals
+        self,
+        chat: Conversation,
+        rendered: Callable[[Sequence[TemplateMessage]], ChatText],
+        literals: Literals,
     ) -> ChatPrompt:
         # Templates leave out what a model thought before earlier answers, and the tokens that it wrote have
         # that, too.
@@ -441,7 +444,7 @@ class ChatPrompts:
         )
 
     def _rendered(
-        self, template: PromptTemplate, chat: Conversation, messages: Sequence[Message]
+        self, template: PromptTemplate, chat: Conversation, messages: Sequence[TemplateMessage]
     ) -> ChatText:
         """Write all but plain chat in words if the template rejects or loses a message; only tools if a tool
         is the cause."""
@@ -475,7 +478,9 @@ class ChatPrompts:
             raise failures[0]
         return min(ways, key=lambda way: lost(messages, names, way.text))
 
-    def _boundaries(self, chat: MarkedChat, rendered: Callable[[Sequence[Message]], ChatText]) -> list[int]:
+    def _boundaries(
+        self, chat: MarkedChat, rendered: Callable[[Sequence[TemplateMessage]], ChatText]
+    ) -> list[int]:
         """Tokenisers cut behind a control token anyway, unless it takes the white space behind it."""
         names = self.names.places(chat.text)
         ends = [name.end for name in names if not name.token.strips_behind]

@@ -24,8 +24,8 @@ from openai_cpu_server.errors import StartupError, TemplateFailed
 from openai_cpu_server.json_size import check_json_size
 from openai_cpu_server.prompt.template import (
     CallShape,
-    Message,
     SystemPlace,
+    TemplateMessage,
     TemplateShape,
     template_messages,
     to_json,
@@ -300,13 +300,13 @@ class ChatTemplate:
         if self._wants_functions:
             self._constants["datetime"] = f"{now():%b %d %Y %H:%M:%S}"
         # Some templates take the length of their tools, and fail with None.
-        self._no_tools: Sequence[Message] | None = None
-        question: Sequence[Message] = [{"role": "user", "content": _NEEDLE}]
+        self._no_tools: Sequence[TemplateMessage] | None = None
+        question: Sequence[TemplateMessage] = [{"role": "user", "content": _NEEDLE}]
         if not tried(lambda: self.render(question)):
             self._no_tools = ()
             if not tried(lambda: self.render(question)):
                 self._no_tools = None
-        self.shape = _Trial(self).shape()
+        self.shape = _ShapeProbe(self).shape()
         environment.max_steps = max_steps
 
     def render(
@@ -336,7 +336,7 @@ class ChatTemplate:
             raise TemplateFailed(f"the chat template failed: {_words(error)}") from None
 
 
-class _Trial:
+class _ShapeProbe:
     def __init__(self, template: ChatTemplate) -> None:
         self._render = template.render
         self._calls: CallShape | None = None
@@ -382,8 +382,8 @@ class _Trial:
         text = self._tried([_user("-"), calling, *results], tools=[_tool("")])
         is_json = "{'k5b1f" not in text and '\\"k5b1f' not in text
         seen = [f"{name}{i}" for name in ("f5b1f", "k5b1f", f"{_NEEDLE} ") for i in range(num_calls)]
-        is_begun = bool(self._tried([_user("-"), calling], tools=[_tool("")]))
-        return is_begun and is_json and all(each in text for each in seen)
+        has_calls = bool(self._tried([_user("-"), calling], tools=[_tool("")]))
+        return has_calls and is_json and all(each in text for each in seen)
 
     def _shows(self, turns: str) -> bool:
         """`turns`: System, Users, Answers, Empty answers, Calls, calls with worDs, Tools' results."""
@@ -393,15 +393,17 @@ class _Trial:
         texts = (self._tried(messages, tools=tools) for tools in (None, [_tool("")]))
         return all(all(each in text for each in seen) and bool(text) for text in texts)
 
-    def _finds(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> bool:
+    def _finds(
+        self, messages: Sequence[TemplateMessage], tools: Sequence[TemplateMessage] | None = None
+    ) -> bool:
         return _NEEDLE in self._tried(messages, tools)
 
-    def _tried(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> str:
+    def _tried(self, messages: Sequence[TemplateMessage], tools: Sequence[TemplateMessage] | None) -> str:
         shaped = template_messages(messages, as_parts=self._wants_parts, shape=self._calls)
         return tried(lambda: self._render(shaped, tools=tools))
 
 
-def _turn(kind: str, text: str, at: int) -> Message:
+def _turn(kind: str, text: str, at: int) -> TemplateMessage:
     if kind in "CD":
         return {**_calling([_call(at)]), "content": text if kind == "D" else None}
     if kind == "T":
@@ -410,24 +412,24 @@ def _turn(kind: str, text: str, at: int) -> Message:
     return {"role": role, "content": "" if kind == "E" else text}
 
 
-def _user(text: str) -> Message:
+def _user(text: str) -> TemplateMessage:
     return {"role": "user", "content": text}
 
 
-def _calling(calls: Sequence[Message]) -> Message:
+def _calling(calls: Sequence[TemplateMessage]) -> TemplateMessage:
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
-def _result(text: str, call: int) -> Message:
+def _result(text: str, call: int) -> TemplateMessage:
     return {"role": "tool", "content": text, "tool_call_id": f"00000000{call}", "name": f"f5b1f{call}"}
 
 
-def _call(index: int) -> Message:
+def _call(index: int) -> TemplateMessage:
     function = {"name": f"f5b1f{index}", "arguments": {f"k5b1f{index}": "x"}}
     return {"id": f"00000000{index}", "type": "function", "function": function}
 
 
-def _tool(description: str) -> Message:
+def _tool(description: str) -> TemplateMessage:
     parameters = {"type": "object", "properties": {}}
     function = {"name": "f", "description": description, "parameters": parameters}
     return {"type": "function", "function": function}

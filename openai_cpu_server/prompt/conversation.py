@@ -14,8 +14,8 @@ import msgspec
 
 from openai_cpu_server.prompt.template import (
     CallShape,
-    Message,
     SystemPlace,
+    TemplateMessage,
     TemplateShape,
     arguments_object,
     content_text,
@@ -23,7 +23,7 @@ from openai_cpu_server.prompt.template import (
 )
 from openai_cpu_server.prompt.tool_formats import ToolFormat, WrittenCall
 
-Tools = Sequence[Mapping[str, object]]
+_Tools = Sequence[Mapping[str, object]]
 _SYSTEM = ("system", "developer")
 _RESULTS = "Results of the functions:"
 _NO_RESULT = "There is no result."
@@ -38,7 +38,7 @@ _LOOKED_AT = 512
 
 
 class PlacedMessage(NamedTuple):
-    message: Message
+    message: TemplateMessage
     place: int
     """Index in the client's messages."""
     is_stray: bool = False
@@ -54,7 +54,7 @@ class _Call:
     def name(self) -> object:
         return self.call["function"]["name"]
 
-    def answer(self, message: Message, place: int) -> None:
+    def answer(self, message: TemplateMessage, place: int) -> None:
         named = {"name": self.name, **{field: value for field, value in message.items() if value is not None}}
         self.result = PlacedMessage({**named, "tool_call_id": self.call["id"]}, place)
 
@@ -78,7 +78,7 @@ class _OpenCalls:
             self._by_id.setdefault(call_id, []).append(waiting)
         return self._latest
 
-    def taken(self, result: Message) -> _Call | None:
+    def taken(self, result: TemplateMessage) -> _Call | None:
         """A result without an id belongs to the latest message's next call, unless it names another."""
         call_id, name = result.get("tool_call_id"), result.get("name")
         if call_id:
@@ -93,7 +93,7 @@ class _OpenCalls:
         return next(open_calls, None)
 
 
-def with_bound_results(messages: Sequence[Message]) -> list[PlacedMessage]:
+def with_bound_results(messages: Sequence[TemplateMessage]) -> list[PlacedMessage]:
     """Move each result behind its call, with the function's name. A result without a call becomes text."""
     open_calls, found = _OpenCalls(), list[tuple[PlacedMessage, Sequence[_Call]]]()
     for place, message in enumerate(messages):
@@ -119,7 +119,7 @@ def _results(placed: PlacedMessage, calls: Sequence[_Call]) -> Iterator[PlacedMe
         yield call.result
 
 
-def _calls(message: Message) -> list[Mapping[str, Any]]:
+def _calls(message: TemplateMessage) -> list[Mapping[str, Any]]:
     calls = message.get("tool_calls")
     return list(calls) if isinstance(calls, Sequence) else []
 
@@ -139,17 +139,17 @@ def in_words(shape: TemplateShape) -> TemplateShape:
 
 
 def adapted(
-    messages: Sequence[Message],
-    tools: Tools,
+    messages: Sequence[TemplateMessage],
+    tools: _Tools,
     shape: TemplateShape,
     form: ToolFormat,
     *,
     shows_thoughts: bool = False,
-) -> tuple[list[Message], Tools]:
+) -> tuple[list[TemplateMessage], _Tools]:
     """Return bound messages as the template can show them, and the tools left for it. Raises
     InvalidRequest."""
     calls = None if form.replaces_template else shape.calls
-    turns: list[Message] = []
+    turns: list[TemplateMessage] = []
     for index, message in enumerate(messages):
         role = "system" if message.get("role") == "developer" else message.get("role")
         text = content_text(message.get("content"), f"messages[{index}].content")
@@ -171,7 +171,7 @@ def adapted(
     return turns, tools
 
 
-def lost(messages: Sequence[Message], tools: Sequence[str], text: str) -> int:
+def lost(messages: Sequence[TemplateMessage], tools: Sequence[str], text: str) -> int:
     """Count missing texts, calls and tools, by their longest words, because templates trim and write JSON."""
     num_lost, at = sum(name not in text for name in tools), 0
     for message in messages:
@@ -185,7 +185,7 @@ def lost(messages: Sequence[Message], tools: Sequence[str], text: str) -> int:
     return num_lost
 
 
-def _is_empty(message: Message, shows_thoughts: bool) -> bool:
+def _is_empty(message: TemplateMessage, shows_thoughts: bool) -> bool:
     is_thought = shows_thoughts and message.get("reasoning_content")
     return message["role"] == "assistant" and not (message["content"] or _calls(message) or is_thought)
 
@@ -194,8 +194,8 @@ def _is_empty(message: Message, shows_thoughts: bool) -> bool:
 
 
 def _with_tools(
-    messages: list[Message], tools: Tools, shape: TemplateShape, form: ToolFormat
-) -> tuple[list[Message], Tools]:
+    messages: list[TemplateMessage], tools: _Tools, shape: TemplateShape, form: ToolFormat
+) -> tuple[list[TemplateMessage], _Tools]:
     if not tools or (shape.shows_tools and not form.replaces_template):
         return messages, tools
     has_system = bool(messages) and messages[0]["role"] == "system"
@@ -213,17 +213,17 @@ def _with_tools(
 # -- the system's messages -------------------------------------------------------------------------------
 
 
-def _system(text: str) -> Message:
+def _system(text: str) -> TemplateMessage:
     return {"role": "system", "content": text}
 
 
-def _with_system(messages: list[Message], place: SystemPlace) -> list[Message]:
+def _with_system(messages: list[TemplateMessage], place: SystemPlace) -> list[TemplateMessage]:
     """Rejected system messages become text of the user, joined to the last text, else to the next."""
     if place is SystemPlace.ANYWHERE:
         return messages
     head = [*takewhile(lambda message: message["role"] == "system", messages)]
     rest = messages[len(head) :]
-    turns: list[Message] = []
+    turns: list[TemplateMessage] = []
     if place is SystemPlace.HEAD:
         turns = head
     elif place is SystemPlace.FIRST:
@@ -243,15 +243,15 @@ def _with_system(messages: list[Message], place: SystemPlace) -> list[Message]:
 # -- calls -----------------------------------------------------------------------------------------------
 
 
-_Exchange = tuple[Message, Sequence[Message], bool, bool]
+_Exchange = tuple[TemplateMessage, Sequence[TemplateMessage], bool, bool]
 """Message, results of its calls, and True if a user's message follows, or nothing."""
 
 
-def _exchanges(messages: Sequence[Message]) -> Iterator[_Exchange]:
+def _exchanges(messages: Sequence[TemplateMessage]) -> Iterator[_Exchange]:
     at = 0
     while at < len(messages):
         message, at = messages[at], at + 1
-        results: list[Message] = []
+        results: list[TemplateMessage] = []
         while at < len(messages) and messages[at]["role"] == "tool":
             results.append(messages[at])
             at += 1
@@ -261,16 +261,16 @@ def _exchanges(messages: Sequence[Message]) -> Iterator[_Exchange]:
 
 def _shown(
     exchange: _Exchange, form: ToolFormat, shape: CallShape | None, alternates: bool
-) -> Iterator[Message]:
+) -> Iterator[TemplateMessage]:
     """Alternating templates do not count calls and results, so both become text if a user's text follows."""
-    message, results, is_asked_on, is_last = exchange
+    message, results, has_next_question, is_last = exchange
     calls = _calls(message)
     if not calls:
         yield message
         yield from results if shape is not None or not results else [_results_turn(results)]
         return
     is_apart = shape is not None and shape.text_apart and bool(message["content"])
-    is_refused = alternates and (is_asked_on or is_apart)
+    is_refused = alternates and (has_next_question or is_apart)
     if shape is not None and not is_refused:
         yield from _called(message, results, form, shape, is_apart=is_apart)
     elif is_last and not results:
@@ -288,8 +288,13 @@ def _shown(
 
 
 def _called(
-    message: Message, results: Sequence[Message], form: ToolFormat, shape: CallShape, *, is_apart: bool
-) -> Iterator[Message]:
+    message: TemplateMessage,
+    results: Sequence[TemplateMessage],
+    form: ToolFormat,
+    shape: CallShape,
+    *,
+    is_apart: bool,
+) -> Iterator[TemplateMessage]:
     calls = _calls(message)
     ids = [form.history_id(str(x["id"]), str(x["function"]["name"]), i) for i, x in enumerate(calls)]
     own = [{**call, "id": call_id} for call, call_id in zip(calls, ids, strict=True)]
@@ -308,7 +313,7 @@ def _called(
         yield from answers[index : index + 1]
 
 
-def _results_turn(results: Sequence[Message]) -> Message:
+def _results_turn(results: Sequence[TemplateMessage]) -> TemplateMessage:
     texts = "\n".join(str(result["content"]) for result in results)
     return {"role": "user", "content": f"{_RESULTS}\n{texts}"}
 
@@ -316,15 +321,15 @@ def _results_turn(results: Sequence[Message]) -> Message:
 # -- turns -----------------------------------------------------------------------------------------------
 
 
-def _joined(messages: Sequence[Message]) -> list[Message]:
-    turns: list[Message] = []
+def _joined(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    turns: list[TemplateMessage] = []
     for message in messages:
         joins = bool(turns) and turns[-1]["role"] == message["role"] != "tool" and not _calls(turns[-1])
         turns[-1:] = [_both(turns[-1], message)] if joins else [*turns[-1:], message]
     return turns
 
 
-def _both(one: Message, other: Message) -> Message:
+def _both(one: TemplateMessage, other: TemplateMessage) -> TemplateMessage:
     fields = {**one, **other}
     for name, between in (("content", "\n\n"), ("reasoning_content", "\n")):
         texts = [str(text) for text in (one.get(name), other.get(name)) if text]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from openai_cpu_server.prompt.template import Message, PromptTemplate, content_text, tried
+from openai_cpu_server.prompt.template import PromptTemplate, TemplateMessage, content_text, tried
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,7 +73,7 @@ def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
     return ThinkingStage.BEHIND if text.endswith(tuple(ends)) else ThinkingStage.BEFORE
 
 
-def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: ReasoningFormat) -> str:
+def answer_prefix(stage: ThinkingStage, reasoning: str, content: str, form: ReasoningFormat) -> str:
     """Put text alone behind the thoughts; thoughts alone continue."""
     if form.begin in content or form.end in content:  # marks in the text are intended
         return content
@@ -110,7 +110,7 @@ def echo_of(template: PromptTemplate) -> ReasoningField:
     return next((echo for echo in tried if _shows(template, echo)), ReasoningField.NOWHERE)
 
 
-def with_echo(message: Message, echo: ReasoningField) -> dict[str, object]:
+def with_echo(message: TemplateMessage, echo: ReasoningField) -> dict[str, object]:
     """Move a message's `reasoning_content` to where the template looks, or drop it."""
     fields = dict(message)
     reasoning = fields.pop("reasoning_content", None)
@@ -135,7 +135,7 @@ def _shows(template: PromptTemplate, echo: ReasoningField) -> bool:
     answered = with_echo({**thoughts, "content": "b"}, echo)
     called = with_echo({**thoughts, "content": "", "tool_calls": [call]}, echo)
     result = {"role": "tool", "content": "c", "tool_call_id": "000000000", "name": "f"}
-    conversations: tuple[list[Message], ...] = ([question, answered], [question, called, result])
+    conversations: tuple[list[TemplateMessage], ...] = ([question, answered], [question, called, result])
     texts = [
         tried(partial(template.render, each, add_generation_prompt=False, extra=variables))
         for each in conversations

@@ -14,7 +14,7 @@ from openai_cpu_server.contract.model_info import FimTokens
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed, TooManyValues, wrong
 from openai_cpu_server.json_size import check_json_size
 
-Message = Mapping[str, object]
+TemplateMessage = Mapping[str, object]
 
 
 class CallShape(NamedTuple):
@@ -54,7 +54,7 @@ def to_json(value: object) -> str:
 
 
 def template_messages(
-    messages: Sequence[Message], *, as_parts: bool = False, shape: CallShape | None = None
+    messages: Sequence[TemplateMessage], *, as_parts: bool = False, shape: CallShape | None = None
 ) -> list[dict[str, object]]:
     """Write `developer` as `system`, join content, drop fields of None. Raises InvalidRequest."""
     shape = shape or CallShape()
@@ -90,7 +90,7 @@ def content_text(content: object, param: str = "messages") -> str:
     raise _no_text(param)
 
 
-def _message(message: Message, param: str, as_parts: bool, shape: CallShape) -> dict[str, object]:
+def _message(message: TemplateMessage, param: str, as_parts: bool, shape: CallShape) -> dict[str, object]:
     fields = {name: value for name, value in message.items() if value is not None}
     if fields.get("role") == "developer":
         fields["role"] = "system"

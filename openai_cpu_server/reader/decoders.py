@@ -16,7 +16,7 @@ from openai_cpu_server.errors import InvalidRequest
 if TYPE_CHECKING:
     from PIL import Image
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF")
+PICTURE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF")
 _HEIF = re.compile(rb"....ftyp(?:hei[cxms]|hev[cx]|mif1|msf1)", re.DOTALL)
 _AVIF = re.compile(rb"....ftyp(?:avi[fs])", re.DOTALL)
 _INVALID = "invalid_image"
@@ -83,7 +83,9 @@ def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            loaded = [name for name in FORMATS if name in Image.OPEN]  # for another, Pillow loads all it has
+            loaded = [
+                name for name in PICTURE_FORMATS if name in Image.OPEN
+            ]  # for another, Pillow loads all it has
             with Image.open(io.BytesIO(data), formats=loaded) as image:
                 width, height = image.size
                 if why_not := PictureSize(width, height).why_not:
@@ -99,7 +101,7 @@ def decoded_picture(data: bytes, *, most_pixels: int, most_side: int) -> Picture
                 shown = _over_white(_in_srgb(_upright(image)))
                 shown.thumbnail(_shown_size(*shown.size, most_side))
         except UnidentifiedImageError:
-            names = ", ".join(FORMATS)
+            names = ", ".join(PICTURE_FORMATS)
             raise InvalidRequest(f"this is not a picture of a known type ({names})", code=_INVALID) from None
         except (InvalidRequest, MemoryError, RecursionError):
             raise

@@ -71,7 +71,7 @@ class OpenModel(WorkFor["ModelOpened"], frozen=True, tag=True, kw_only=True):
 
     key: int
     source: ModelSource
-    is_known: bool
+    has_facts: bool
     """The client has the facts and needs only their digest."""
 
 
@@ -176,7 +176,7 @@ class FindProfile(WorkFor["Profiled"], frozen=True, tag=True, kw_only=True):
     """Options to leave as they are."""
 
 
-Work = Union[
+ReaderWork = Union[
     OpenModel,
     CloseModel,
     EncodeTexts,
@@ -253,7 +253,7 @@ class WorkRefused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     code: str | None = None
 
 
-Result = Union[
+ReaderResult = Union[
     None,
     str,
     list[list[int]],
@@ -270,6 +270,6 @@ Result = Union[
 
 
 class WorkReply(msgspec.Struct, frozen=True):
-    result: Result
+    result: ReaderResult
     is_last: bool = False
     """The process has grown and ends after this reply."""

@@ -120,7 +120,7 @@ class _Place:
 
 
 @dataclass(eq=False)
-class _Ticket:
+class _Waiter:
     caller: tuple[str, ...]
     place: _Place | None = None
 
@@ -159,7 +159,7 @@ class ReaderPool:
         files = (_Place(kind, (kind,)) for kind in _OF_FILES for _ in range(_PLACES))
         self._places = [self._quick, *self._programs, *files]
         self._is_alone = True
-        self._queues: dict[WorkKind, FairQueue[_Ticket]] = {
+        self._queues: dict[WorkKind, FairQueue[_Waiter]] = {
             kind: FairQueue(most) for kind, most in _MOST_OF_CLIENT.items()
         }
         self._changed = threading.Condition()
@@ -191,7 +191,7 @@ class ReaderPool:
     def open(self, source: ModelSource) -> tuple[OpenedKey, wire.VocabularyFacts]:
         """Open a model. Raises StartupError."""
         number = next(self._numbers)
-        work = wire.OpenModel(key=number, source=source, is_known=False)
+        work = wire.OpenModel(key=number, source=source, has_facts=False)
         try:
             with self._borrowed(WorkKind.QUICK) as place:
                 opened = self._tried(place, work, None)
@@ -257,7 +257,7 @@ class ReaderPool:
     @contextmanager
     def _borrowed(self, kind: WorkKind) -> Iterator[_Place]:
         caller, queue = CALLER.get(), self._queues[kind]
-        ticket = _Ticket(caller)
+        ticket = _Waiter(caller)
         with self._changed:
             queue.add(caller, ticket)
             self._grant()
@@ -359,7 +359,7 @@ class ReaderPool:
         return cast("R", reply.result)
 
     def _open_again(self, reader: _Reader, model: OpenedKey) -> None:
-        result = reader.do(wire.OpenModel(key=model.number, source=model.source, is_known=True)).result
+        result = reader.do(wire.OpenModel(key=model.number, source=model.source, has_facts=True)).result
         if isinstance(result, wire.ModelOpened) and result.digest == model.digest:
             reader.open_models.add(model.number)
             return

@@ -139,7 +139,7 @@ class ReaderWorker:
         self._sounds: dict[wire.OpenSound, tuple[int, Iterator[Sound]]] = {}
         """Decoders, and the numbers of pieces made."""
 
-    def do(self, work: wire.Work) -> wire.Result:
+    def do(self, work: wire.ReaderWork) -> wire.ReaderResult:
         """Return the result or failure. Raises only panics of native code."""
         try:
             return self._done(work)
@@ -152,7 +152,7 @@ class ReaderWorker:
             message = f"This takes too much {'memory' if isinstance(error, MemoryError) else 'nesting'}."
             return wire.WorkRefused(kind=InvalidRequest.__name__, message=message)
 
-    def _done(self, work: wire.Work) -> wire.Result:
+    def _done(self, work: wire.ReaderWork) -> wire.ReaderResult:
         match work:
             case wire.OpenModel():
                 return self._opened(work)
@@ -175,11 +175,11 @@ class ReaderWorker:
             case wire.WriteTemplate():
                 return _written(work)
             case wire.OpenPicture() | wire.OpenSound() | wire.ReadDocument() | wire.RenderPage():
-                return self._heard(work) if isinstance(work, wire.OpenSound) else _decoded(work)
+                return self._opened_sound(work) if isinstance(work, wire.OpenSound) else _decoded(work)
             case wire.FindProfile():
                 return _profiled(work)
 
-    def _heard(self, work: wire.OpenSound) -> wire.SoundOpened | None:
+    def _opened_sound(self, work: wire.OpenSound) -> wire.SoundOpened | None:
         """Continue an opened sound after its last piece."""
         num_done, pieces = self._sounds.pop(work.identity, (0, None))
         if pieces is None or num_done > work.first:
@@ -205,7 +205,7 @@ class ReaderWorker:
         model = self._models[work.key] = OpenedModel(work.source)
         facts = model.facts()
         digest = hashlib.sha256(msgspec.msgpack.encode(facts, order="deterministic")).digest()
-        return wire.ModelOpened(digest=digest, facts=None if work.is_known else facts)
+        return wire.ModelOpened(digest=digest, facts=None if work.has_facts else facts)
 
     def _close(self, key: int) -> None:
         if (closed := self._models.pop(key, None)) is not None:
@@ -265,7 +265,7 @@ _MODEL_S = 60.0
 _NATIVE_S = 5
 """Further CPU seconds for native code before the kill."""
 
-_works: msgspec.msgpack.Decoder[wire.Work] = msgspec.msgpack.Decoder(wire.Work)
+_works: msgspec.msgpack.Decoder[wire.ReaderWork] = msgspec.msgpack.Decoder(wire.ReaderWork)
 _start: msgspec.msgpack.Decoder[wire.ReaderStart] = msgspec.msgpack.Decoder(wire.ReaderStart)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -292,7 +292,7 @@ class _Bounds:
     def open(self) -> None:
         self._usual_bytes = self._own.memory_info().rss
 
-    def begin(self, work: wire.Work) -> None:
+    def begin(self, work: wire.ReaderWork) -> None:
         """Interrupt Python when the share is used up; native code is killed a little later."""
         share_s = _MODEL_S if isinstance(work, wire.OpenModel) else self.share_s
         _limit(resource.RLIMIT_CPU, int(time.process_time() + share_s) + 1 + _NATIVE_S)
@@ -306,7 +306,7 @@ class _Bounds:
         if self.has_interrupted:  # CPython is slower after this, but the process is about to end
             _raise_in(self._thread, None)
 
-    def _most_bytes(self, work: wire.Work) -> int:
+    def _most_bytes(self, work: wire.ReaderWork) -> int:
         if isinstance(work, (wire.ReadDocument, wire.RenderPage)):
             return STACK_BYTES + _DOCUMENT_BYTES
         if isinstance(work, wire.OpenPicture):
@@ -354,17 +354,17 @@ def _serve(sock: socket.socket, stream: BinaryIO, share_s: float, has_bounds: Si
         sock.sendall(framed(_encoded(result, is_last=is_last)))
         if is_last:
             return
-        if isinstance(work, wire.OpenModel) and work.source.generates and not work.is_known:
+        if isinstance(work, wire.OpenModel) and work.source.generates and not work.has_facts:
             pkgutil.resolve_name(_GRAMMARS)  # while the engine loads the model
 
 
-def _encoded(result: wire.Result, *, is_last: bool) -> bytes:
+def _encoded(result: wire.ReaderResult, *, is_last: bool) -> bytes:
     """Replace unpaired surrogates of PDFs, JSON and error messages."""
     try:
         return _encoder.encode(wire.WorkReply(result, is_last))
     except UnicodeEncodeError:
         valid = msgspec.convert(
-            _valid(msgspec.to_builtins(result, builtin_types=(bytes, memoryview))), wire.Result
+            _valid(msgspec.to_builtins(result, builtin_types=(bytes, memoryview))), wire.ReaderResult
         )
         return _encoder.encode(wire.WorkReply(valid, is_last))
 
@@ -377,7 +377,7 @@ def _valid(value: object) -> object:
     return [*map(_valid, value)] if isinstance(value, (list, tuple)) else value
 
 
-def _contained(worker: ReaderWorker, work: wire.Work, bounds: _Bounds) -> wire.Result:
+def _contained(worker: ReaderWorker, work: wire.ReaderWork, bounds: _Bounds) -> wire.ReaderResult:
     """Rust panics are BaseExceptions."""
     try:
         try:

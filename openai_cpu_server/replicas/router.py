@@ -89,7 +89,7 @@ class ReplicaLoad:
     forecast: Forecast
     made_s: float = 0.0
     """Requests from before are in the forecast."""
-    heard_s: float = 0.0
+    last_report_s: float = 0.0
     num_routers: int = 1
     """Routers that send to it, each assumed to send as much."""
     _free_s: list[float] = field(default_factory=lambda: [0.0] * len(Priority))
@@ -255,7 +255,7 @@ class ReplicaRouter:
         if load is None:
             load = ReplicaLoad(report.state, self._typical, num_routers=self._num_routers)
             self._loads[replica] = load
-        load.state, load.heard_s = report.state, now_s
+        load.state, load.last_report_s = report.state, now_s
         load.reported(report.forecast or self._typical, made_s)
         if report.held is not None:
             self._index.reported(replica, report.held)
@@ -313,7 +313,7 @@ class ReplicaRouter:
 
     def _rank(self, choice: ReplicaChoice, wanted: RoutedRequest, now_s: float) -> tuple[bool, bool, float]:
         load = self._loads[choice.replica]
-        is_stale = now_s - load.heard_s > _STALE_S
+        is_stale = now_s - load.last_report_s > _STALE_S
         is_crowded = wanted.priority is Priority.BATCH and choice.replica not in self._idle
         return is_stale, is_crowded, choice.expected_ms + _LINE_TOKENS * load.step_ms
 

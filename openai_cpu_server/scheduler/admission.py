@@ -10,7 +10,7 @@ from itertools import islice
 from openai_cpu_server.contract.replica import ByPriority
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.fairness import alternating
-from openai_cpu_server.scheduler.memory import NOTHING, PrefixReuse, SequenceMemory, find_reuse
+from openai_cpu_server.scheduler.memory import NO_REUSE, PrefixReuse, SequenceMemory, find_reuse
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, SequenceStatus
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
@@ -138,8 +138,8 @@ class Admission:
     def _has_slot(self, lane: int) -> bool:
         lanes = [self.policy.lane(sequence) for sequence in self.memory.running.values()]
         num_worse = sum(other > lane for other in lanes)
-        num_kept = min(self.num_seats, num_worse + self.waiting.num_behind(lane))
-        return len(lanes) - num_worse < self.num_slots - num_kept
+        num_reserved = min(self.num_seats, num_worse + self.waiting.num_behind(lane))
+        return len(lanes) - num_worse < self.num_slots - num_reserved
 
     def _admit_from(self, lane: int) -> _Outcome:
         for newcomer in islice(self.waiting.in_turn(lane), _LOOK_AHEAD):
@@ -152,7 +152,7 @@ class Admission:
             if self.num_preemptions > num_preemptions:
                 # A released sequence may have been the source to share from, and its saved blocks may have
                 # evicted the blocks to restore.
-                reuse = self._find_reuse(newcomer) or NOTHING
+                reuse = self._find_reuse(newcomer) or NO_REUSE
             self.waiting.leave(newcomer)
             self.memory.place(newcomer, reuse)
             return _Outcome.ADMITTED
@@ -160,7 +160,7 @@ class Admission:
 
     def _find_reuse(self, newcomer: Sequence) -> PrefixReuse | None:
         if self.cache is None:
-            return NOTHING
+            return NO_REUSE
         return find_reuse(newcomer, self.memory.running.values(), self.cache, self.policy)
 
     def _make_way(self, newcomer: Sequence, reuse: PrefixReuse) -> bool:

@@ -233,7 +233,7 @@ class _Composition:
         self.plan.add(sequence, self.prices.fit(self.plan, sequence, wanted, budget_ms), reason)
 
 
-Key = str | None
+_AdapterKey = str | None
 
 _TURN_SWITCHES = {Priority.INTERACTIVE: 10, Priority.BATCH: 50}
 """Duration of a turn in adapter switches, which so cost a tenth of the time if a client waits for each token,
@@ -241,7 +241,7 @@ else a fiftieth."""
 
 
 class AdapterTurn(NamedTuple):
-    key: Key
+    key: _AdapterKey
     plan: StepPlan
     is_floor: bool = False
 
@@ -252,8 +252,8 @@ class AdapterGroups:
     `batch_floor` of the time for short steps, never two in a row."""
 
     options: StepOptions
-    _composers: dict[Key, Composer] = field(default_factory=dict)
-    _last: Key = None
+    _composers: dict[_AdapterKey, Composer] = field(default_factory=dict)
+    _last: _AdapterKey = None
     _switch_ms: float = 0.0
     _was_floor: bool = False
 
@@ -262,16 +262,16 @@ class AdapterGroups:
             Priority.INTERACTIVE: self.options.pace_ms,
             Priority.BATCH: self.options.batch_stall_ms,
         }
-        self._turns = {priority: FairTurns[Key](favours_newcomers=True) for priority in Priority}
+        self._turns = {priority: FairTurns[_AdapterKey](favours_newcomers=True) for priority in Priority}
         self._credit = Credit(self.options.batch_floor, most=self.options.pace_ms)
 
     def compose(
         self,
         running: Seq[Sequence],
         capacity: StepCapacity,
-        prices: Callable[[Key], StepPrices],
+        prices: Callable[[_AdapterKey], StepPrices],
         *,
-        newcomers: frozenset[Key],
+        newcomers: frozenset[_AdapterKey],
         switch_ms: float,
         beside_interactive: bool = False,
     ) -> AdapterTurn:
@@ -314,7 +314,7 @@ class AdapterGroups:
         for turns in self._turns.values():
             turns.leave(key)
 
-    def _chosen(self, priority: Priority, newcomers: frozenset[Key]) -> Key:
+    def _chosen(self, priority: Priority, newcomers: frozenset[_AdapterKey]) -> _AdapterKey:
         turns, last = self._turns[priority], self._last
         first = turns.first
         if first == last or last not in turns or first in newcomers:
@@ -324,9 +324,9 @@ class AdapterGroups:
 
     def _floor_turn(
         self,
-        members: Mapping[Key, Seq[Sequence]],
+        members: Mapping[_AdapterKey, Seq[Sequence]],
         capacity: StepCapacity,
-        prices: Callable[[Key], StepPrices],
+        prices: Callable[[_AdapterKey], StepPrices],
     ) -> AdapterTurn | None:
         key = self._turns[Priority.BATCH].first
         if self._credit.amount <= prices(key).single_ms:
@@ -341,26 +341,26 @@ class AdapterGroups:
         """A step of batch work delays others by two switches of the adapter, too."""
         return step_ms + 2 * self._switch_ms
 
-    def _composer(self, key: Key) -> Composer:
+    def _composer(self, key: _AdapterKey) -> Composer:
         if key not in self._composers:
             self._composers[key] = Composer(self.options)
         return self._composers[key]
 
 
-def members_of(running: Iterable[Sequence]) -> dict[Key, list[Sequence]]:
-    members: dict[Key, list[Sequence]] = {}
+def members_of(running: Iterable[Sequence]) -> dict[_AdapterKey, list[Sequence]]:
+    members: dict[_AdapterKey, list[Sequence]] = {}
     for sequence in running:
         members.setdefault(sequence.request.adapter, []).append(sequence)
     return members
 
 
-def _having(members: Mapping[Key, Seq[Sequence]], priority: Priority) -> list[Key]:
+def _having(members: Mapping[_AdapterKey, Seq[Sequence]], priority: Priority) -> list[_AdapterKey]:
     return [key for key, own in members.items() if any(s.request.priority is priority for s in own)]
 
 
 _LEAST_MS = 10.0
 """Minimum slice: most of a shorter one would be start and end."""
-_MOST_GIVEN_UP = 2
+_MOST_DISCARDS = 2
 """Maximum times that an unfinished encoding is discarded for better work."""
 
 
@@ -381,10 +381,10 @@ class EncodingTurns:
         chosen, current = wanting[0], self._current
         if current in wanting and current is not chosen:
             is_as_urgent = current.request.priority is chosen.request.priority
-            if is_as_urgent or current.num_given_up >= _MOST_GIVEN_UP:
+            if is_as_urgent or current.num_discarded >= _MOST_DISCARDS:
                 chosen = current
             else:
-                current.num_given_up += 1
+                current.num_discarded += 1
         if chosen is not current:
             self._spent_ms = 0.0
         self._current = chosen
@@ -403,8 +403,8 @@ class EncodingTurns:
                 self._row_ms[kind] = (self._row_ms.get(kind, row_ms) + row_ms) / 2
             self._spent_ms, self._current = 0.0, None
         fault = result.faults.get(encode.slot)
-        is_told = any(span.slot == encode.slot for span in step.spans)
-        return [] if fault is None or is_told else [SequenceAdvance(sequence, (), (), fault=fault)]
+        is_reported = any(span.slot == encode.slot for span in step.spans)
+        return [] if fault is None or is_reported else [SequenceAdvance(sequence, (), (), fault=fault)]
 
     def price_ms(self, sequence: Sequence) -> float:
         is_running = sequence.status is SequenceStatus.RUNNING

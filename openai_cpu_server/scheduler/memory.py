@@ -308,7 +308,7 @@ class PrefixReuse:
         return [*share, *cells, *state]
 
 
-NOTHING = PrefixReuse()
+NO_REUSE = PrefixReuse()
 
 
 def find_reuse(

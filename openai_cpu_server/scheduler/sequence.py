@@ -61,7 +61,7 @@ class Sequence:
         """Ascending token counts at which a step ends, to save the state."""
         self.num_encoded = 0
         """First media whose rows or cells the backend has."""
-        self.num_given_up = 0
+        self.num_discarded = 0
         """Times that its unfinished encoding was discarded for others."""
         self._num_to_read = len(self.tokens)
         self._status = SequenceStatus.WAITING

@@ -24,7 +24,7 @@ from openai_cpu_server.llama.gguf.sampling import sampling_in_file
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.model_source.aliases import recommended_sampling
 from openai_cpu_server.model_source.resolve import AdapterFiles
-from openai_cpu_server.models.defaults import MOST_TOKENS, MOST_TOKENS_WITH_REASONING, ModelDefaults
+from openai_cpu_server.models.defaults import DEFAULT_OUTPUT_TOKENS, DEFAULT_REASONING_TOKENS, ModelDefaults
 from openai_cpu_server.prompt.chat_prompts import whole_prompt
 from openai_cpu_server.reader.model import profiled
 from openai_cpu_server.reader.pool import ReaderPool
@@ -144,7 +144,7 @@ def model_defaults(settings: Settings, plan: ModelPlan, header: GgufHeader, *, t
         values = {**settings.sampling, **recommended_sampling(plan.path), **in_file, **own}
     most = plan.options.max_output_tokens
     if most is None:
-        most = MOST_TOKENS_WITH_REASONING if thinks else MOST_TOKENS
+        most = DEFAULT_REASONING_TOKENS if thinks else DEFAULT_OUTPUT_TOKENS
     return ModelDefaults(values=values, is_bare=is_bare, max_output_tokens=most or None)
 
 

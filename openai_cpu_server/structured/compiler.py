@@ -29,17 +29,17 @@ from openai_cpu_server.structured.languages.expr import (
     NOTHING,
     Alt,
     Expr,
+    GrammarRules,
     Ref,
-    Rules,
     Text,
     alt,
     literal,
 )
 from openai_cpu_server.structured.languages.rewriting import MOST_RULES
 from openai_cpu_server.structured.lark.meaning import lark_rules
-from openai_cpu_server.structured.lark.reading import MOST_CHARACTERS
+from openai_cpu_server.structured.lark.reading import MOST_LARK_CHARACTERS
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
-from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals
+from openai_cpu_server.structured.logic.goals import Conjunction, Goal, Goals
 from openai_cpu_server.structured.options import (
     Additional,
     Budget,
@@ -56,7 +56,7 @@ from openai_cpu_server.structured.options import (
 )
 from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
 from openai_cpu_server.structured.scalars.regex import full_language, rust_language
-from openai_cpu_server.structured.schema.document import Json, Scope
+from openai_cpu_server.structured.schema.document import Json, ResourcePath
 from openai_cpu_server.structured.schema.evaluation import Evaluation, without_unevaluated
 from openai_cpu_server.structured.schema.nodes import JsonKind, Scalars, Size
 from openai_cpu_server.structured.schema.normalise import SchemaReaders
@@ -83,7 +83,7 @@ _MOST_LISTED = 400
 
 
 class CompiledGrammar(msgspec.Struct, frozen=True):
-    rules: Rules
+    rules: GrammarRules
     unenforced: tuple[Unenforced, ...] = ()
     """Left out because the options allow it; and formats that contradict other keywords."""
     share: float = 0.0
@@ -151,7 +151,7 @@ class _Compiler:
         self._rules: dict[Goal, str] = {}
         self._waiting: list[tuple[Goal, str]] = []
 
-    def _new_evaluation(self, kind: JsonKind, scope: Scope) -> Evaluation:
+    def _new_evaluation(self, kind: JsonKind, scope: ResourcePath) -> Evaluation:
         return Evaluation(
             kind,
             self._readers.of(scope),
@@ -194,7 +194,7 @@ class _Compiler:
         branches = ((branch, kind) for kind in JsonKind for branch in self._goals.branches(goal, kind))
         return alt(*(self._of_branch(*each, hint) for each in branches if self._is_possible(*each)))
 
-    def _of_branch(self, branch: Branch, kind: JsonKind, hint: str) -> Expr:
+    def _of_branch(self, branch: Conjunction, kind: JsonKind, hint: str) -> Expr:
         if kind is JsonKind.NULL:
             return self._texts.null
         if kind is JsonKind.BOOLEAN:
@@ -213,7 +213,7 @@ class _Compiler:
             return NOTHING if shape is None else self._arrays.expr(shape, hint)
         return alt(*(self._object(each, branch, hint) for each in self._shapes.shapes(branch)))
 
-    def _object(self, shape: ObjectShape, branch: Branch, hint: str) -> Expr:
+    def _object(self, shape: ObjectShape, branch: Conjunction, hint: str) -> Expr:
         most = len(shape.members) + bool(shape.others)
         if shape.low > most:
             counts = [f.number for f in branch if isinstance(f.node, Size) and f.node.low > most]
@@ -223,7 +223,7 @@ class _Compiler:
 
     # Which branches have values
 
-    def _is_possible(self, branch: Branch, kind: JsonKind) -> bool:
+    def _is_possible(self, branch: Conjunction, kind: JsonKind) -> bool:
         if kind is JsonKind.NULL:
             return True
         if kind is JsonKind.BOOLEAN:
@@ -265,7 +265,7 @@ class _Compiler:
                     found[key] = alt(found[key], expr) if key in found else expr
         return list(found.values()) if len(found) <= _MOST_LISTED else None
 
-    def _listed_in(self, branch: Branch, kind: JsonKind) -> Mapping[object, Expr] | None:
+    def _listed_in(self, branch: Conjunction, kind: JsonKind) -> Mapping[object, Expr] | None:
         if kind is JsonKind.NULL:
             return {None: self._texts.null}
         if kind is JsonKind.BOOLEAN:
@@ -284,7 +284,7 @@ class _Compiler:
         return {x: self._number(spelled(x), "number") for x in self._numbers.listed(branch)}
 
 
-def _booleans(branch: Branch) -> list[bool]:
+def _booleans(branch: Conjunction) -> list[bool]:
     listed = [(f.node.booleans, f.is_true) for f in branch if isinstance(f.node, Scalars)]
     assert len(listed) == len(branch), branch
     return [b for b in (True, False) if all((b in values) == is_true for values, is_true in listed)]
@@ -296,15 +296,15 @@ ANY_OBJECT: dict[str, Json] = {"type": "object"}
 
 def grammar_maker(
     check: Callable[[str], object],
-    known_bytes: Collection[int] = range(256),
+    writable_bytes: Collection[int] = range(256),
     *,
     has_own_numbers: bool = False,
 ) -> GrammarMaker:
-    """`check`: raises InvalidRequest for Lark that cannot run. `known_bytes`: what its vocabulary can write.
+    """`check`: raises InvalidRequest for Lark that cannot run. `writable_bytes`: bytes of its vocabulary.
 
     `has_own_numbers`: control tokens keep their numbers there; else they follow `BYTES_AND_END`.
     """
-    unknown = of_bytes(set(range(256)).difference(known_bytes))
+    unknown = of_bytes(set(range(256)).difference(writable_bytes))
 
     def make(order: GrammarOrder) -> GrammarAnswer:
         try:
@@ -384,18 +384,18 @@ def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
     rules = pruned_rules(rules)
     if not rules:
         raise InvalidGrammar(1, 1, "no text matches")
-    share = len(order.text) / MOST_CHARACTERS + len(rules) / MOST_RULES
+    share = len(order.text) / MOST_LARK_CHARACTERS + len(rules) / MOST_RULES
     texts = without_characters(rules, unknown)
     raw = raw_texts(texts, order.text_end) if order.text_end else {}
     return CompiledGrammar(raw or quoted_texts(texts), share=share, is_raw=bool(raw))
 
 
-def regex_rules(pattern: str) -> Rules:
+def regex_rules(pattern: str) -> GrammarRules:
     """Return the grammar of texts that match as a whole, anchored or not."""
     return language_rules(full_language(pattern, Limits()), pattern)
 
 
-def language_rules(language: Expr, pattern: str) -> Rules:
+def language_rules(language: Expr, pattern: str) -> GrammarRules:
     budget = Budget(Limits())
     grammar, plain = GrammarBuilder(budget), PlainLanguages(budget)
     if plain.is_empty(language):
@@ -403,7 +403,7 @@ def language_rules(language: Expr, pattern: str) -> Rules:
     return grammar.finish(grammar.by_language(language, "text", plain))
 
 
-def choice_rules(choices: list[str]) -> Rules:
+def choice_rules(choices: list[str]) -> GrammarRules:
     if not choices:
         raise InvalidSchema("", "there must be at least one choice")
     budget = Budget(Limits())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manual.table import table
-from openai_cpu_server.reader.decoders import FORMATS
+from openai_cpu_server.reader.decoders import PICTURE_FORMATS
 from openai_cpu_server.reader.documents.blocks import KINDS
 from openai_cpu_server.reader.sounds import MORE_SOUNDS, SOUNDS
 
@@ -11,7 +11,7 @@ _HEIC = "heic"
 
 
 def file_table() -> str:
-    pictures = [name for name in FORMATS if name != "HEIF"]
+    pictures = [name for name in PICTURE_FORMATS if name != "HEIF"]
     rows = [
         ("Pictures", ", ".join(pictures), "", "the first frame, upright, in sRGB, over white"),
         ("", "HEIC", f"`{_HEIC}`", "the same"),

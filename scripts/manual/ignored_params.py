@@ -31,9 +31,9 @@ _WHERE: Mapping[str, type[Body]] = {
 
 def ignored_table() -> str:
     rows = (
-        (f"`{name}`", where, _values(hint.accepted) or "-", f"{_sentence(hint.why)}")
+        (f"`{name}`", where, _values(param.accepted) or "-", f"{_sentence(param.why)}")
         for where, body in _WHERE.items()
-        for name, hint in body.hints.items()
+        for name, param in body.ignored.items()
     )
     heads = ("Field", "Of", "Not named for", "Why it changes nothing")
     return "\n## Fields that are ignored\n\n" + table(heads, rows)
@@ -47,8 +47,8 @@ def refused_table() -> str:
 
 def _refused() -> Iterator[tuple[str, ...]]:
     for where, body in _WHERE.items():
-        for name, refusal in body.refusals.items():
-            yield f"`{name}`", where, _values(refusal.accepted) or "null", _sentence(refusal.why)
+        for name, param in body.unsupported.items():
+            yield f"`{name}`", where, _values(param.accepted) or "null", _sentence(param.why)
 
 
 def _values(values: tuple[object, ...]) -> str:

@@ -29,7 +29,7 @@ def question(*requests: GenerationRequest, text: str | None = None, **fields: ob
         scope=SCOPE,
         requests=requests or (request(),),
         is_repeatable=True,
-        asked_tokens=8,
+        output_limit=8,
         turn=None if text is None else LastTurn(text, EARLIER),
     )
     return msgspec.structs.replace(plain, **fields)

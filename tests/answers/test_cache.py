@@ -33,7 +33,7 @@ class Counts:
         self.num_stored = 0
         self.size = StoreSize(0, 0)
 
-    def answer_kept(self) -> None:
+    def answer_stored(self) -> None:
         self.num_stored += 1
 
     def answers_held(self, entries: int, num_bytes: int) -> None:

@@ -67,9 +67,9 @@ def test_a_randomly_sampled_answer_is_found_by_its_turn_only() -> None:
 
 
 def test_questions_of_a_group_differ_in_their_last_turn_only() -> None:
-    one = question(request(tokens=(1, 2, 4, 3), max_tokens=90), text="hi", asked_tokens=0)
+    one = question(request(tokens=(1, 2, 4, 3), max_tokens=90), text="hi", output_limit=0)
     longer = question(
-        request(tokens=(1, 2, 4, 4, 4, 3), boundaries=(1, 6), max_tokens=88), text="hello", asked_tokens=0
+        request(tokens=(1, 2, 4, 4, 4, 3), boundaries=(1, 6), max_tokens=88), text="hello", output_limit=0
     )
     assert exact_key(one) != exact_key(longer)
     assert group_key(one, "minilm") == group_key(longer, "minilm")
@@ -79,7 +79,7 @@ def test_questions_of_a_group_differ_in_their_last_turn_only() -> None:
 def test_other_earlier_turns_and_another_limit_make_another_group() -> None:
     one = question(text="hi")
     earlier = msgspec.structs.replace(one, turn=LastTurn("hi", (8, *EARLIER)))
-    limited = msgspec.structs.replace(one, asked_tokens=4)
+    limited = msgspec.structs.replace(one, output_limit=4)
     assert len({group_key(each, "minilm") for each in (one, earlier, limited)}) == 3
 
 

@@ -57,7 +57,7 @@ def test_an_incomplete_answer_is_corrupt(stored: bytes) -> None:
 
 def test_only_ends_by_the_client_or_the_model_are_stored() -> None:
     def good(reason: FinishReason, limit: int) -> bool:
-        return is_good(Finish(reason=reason, output_tokens=1), asked_tokens=limit)
+        return is_good(Finish(reason=reason, output_tokens=1), output_limit=limit)
 
     assert good(FinishReason.STOP, 0)
     assert good(FinishReason.LENGTH, 8)

@@ -17,7 +17,7 @@ from tests.waiting import DEADLINE_S
 Event = dict[str, Any]
 
 
-class Watcher:
+class EventReader:
     """Reader of one stream. It reads only on request and stores the events that the test has not taken."""
 
     def __init__(self) -> None:
@@ -70,8 +70,8 @@ class Watcher:
 @asynccontextmanager
 async def watching(
     app: ASGIApp, *, headers: Mapping[str, str] | None = None, types: str | None = None
-) -> AsyncIterator[Watcher]:
-    watcher = Watcher()
+) -> AsyncIterator[EventReader]:
+    watcher = EventReader()
     query = b"" if types is None else f"types={types}".encode()
     scope = scope_of("/v1/events", headers, method="GET", query_string=query, client=("192.0.2.7", 1))
     task = asyncio.create_task(app(scope, watcher.receive, watcher.send))  # type: ignore[arg-type]
@@ -84,6 +84,6 @@ async def watching(
         drain.cancel()
 
 
-async def _drain(watcher: Watcher) -> None:
+async def _drain(watcher: EventReader) -> None:
     while True:
         await watcher.body()

@@ -72,7 +72,7 @@ class AnswerMetrics:
 
     num_stored = 0
 
-    def answer_kept(self) -> None:
+    def answer_stored(self) -> None:
         self.num_stored += 1
 
     def answers_held(self, entries: int, num_bytes: int) -> None: ...

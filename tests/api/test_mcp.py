@@ -326,7 +326,7 @@ async def test_a_key_uses_the_servers_and_tools_that_it_lists(url: str, tmp_path
         assert (card["state"], [tool["name"] for tool in card["tools"]]) == ("ready", ["add"])
 
 
-async def test_the_last_words_of_a_broken_program_are_for_administrators(tmp_path: Path) -> None:
+async def test_the_stderr_tail_of_a_broken_program_are_for_administrators(tmp_path: Path) -> None:
     keys = key_ring(tmp_path, user='mcp = ["*"]', admin='mcp = ["*"]\nscopes = ["inference", "admin"]')
     program = "import sys; sys.exit('no token s3cret')"
     async with serving(ScriptedEngine("x"), "", program=program, keys=keys) as http:

@@ -21,11 +21,11 @@ from openai_cpu_server.models.routing.options import (
     Classifier,
     Examples,
     RouterOptions,
+    RoutingPolicy,
     Rule,
     Rules,
     Shares,
     Stickiness,
-    Way,
     WhenStreaming,
 )
 from openai_cpu_server.models.routing.router import ModelRouter
@@ -60,7 +60,7 @@ def cascade(threshold: float, when: WhenStreaming = WhenStreaming.HOLD) -> Casca
 class RoutedServer:
     """Server with a small and a large model, an embedder, and routers."""
 
-    def __init__(self, *ways: tuple[str, Way], keys: KeyRing | None = None) -> None:
+    def __init__(self, *ways: tuple[str, RoutingPolicy], keys: KeyRing | None = None) -> None:
         self.little, self.big = FakeEngine(text="little me"), FakeEngine(text="big me")
         vectors = embedding_model(FakeEngine(FAKE_EMBEDDER), "vectors")
         models = [named(self.little, "little"), named(self.big, "big"), vectors]

@@ -14,7 +14,7 @@ from openai_cpu_server.cli.models import listed_models
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, default_states_bytes, pool_cells
-from openai_cpu_server.model_source.aliases import KNOWN_MODELS
+from openai_cpu_server.model_source.aliases import MODELS_BY_ALIAS
 from openai_cpu_server.model_source.names import parse_hub_name
 from openai_cpu_server.model_source.package import PACKAGED
 from openai_cpu_server.prompt.chat_template import ChatTemplate
@@ -42,10 +42,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     ranker = rewritten(tiny, folder / "r.gguf", {"llama.pooling_type": 4}).read_bytes()
     adapter = header_only(folder / "a.gguf", "llama", {"general.type": "adapter"}).read_bytes()
     repos = {
-        parse_hub_name(KNOWN_MODELS[alias].source or "").repo: Repo({_file(alias): tiny.read_bytes()})
+        parse_hub_name(MODELS_BY_ALIAS[alias].source or "").repo: Repo({_file(alias): tiny.read_bytes()})
         for alias in DOWNLOADED
     }
-    repos[parse_hub_name(KNOWN_MODELS["smollm3-3b"].source or "").repo] = Repo({_file("smollm3-3b"): b"GGUF"})
+    repos[parse_hub_name(MODELS_BY_ALIAS["smollm3-3b"].source or "").repo] = Repo(
+        {_file("smollm3-3b"): b"GGUF"}
+    )
     repos["acme/some"] = Repo({"plain.gguf": tiny.read_bytes(), "ranks.gguf": ranker, "lora.gguf": adapter})
     with running(repos) as hub:
         home = Models(folder / "hf", hub)
@@ -56,12 +58,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
 
 
 def _file(alias: str) -> str:
-    return parse_hub_name(KNOWN_MODELS[alias].source or "").file or "gpt-oss-20b-MXFP4.gguf"
+    return parse_hub_name(MODELS_BY_ALIAS[alias].source or "").file or "gpt-oss-20b-MXFP4.gguf"
 
 
 def test_all_names_are_listed_and_downloads_have_the_figures_of_their_files(home: Models) -> None:
     tiny, listed = tiny_model_path("q4_k_m"), home.listed
-    assert set(KNOWN_MODELS) <= set(listed)
+    assert set(MODELS_BY_ALIAS) <= set(listed)
     assert home.hub.requests == []
     here = {name for name, each in listed.items() if each["here"] == "downloaded"}
     assert here == {*DOWNLOADED, "hf:acme/some/plain.gguf", "hf:acme/some/ranks.gguf"}
@@ -81,10 +83,10 @@ def test_figures_of_packaged_models_come_from_their_files(
     assert (listed["smollm2"]["here"], listed["smollm2"]["size_bytes"]) == ("package", smollm2.stat().st_size)
     assert (listed["minilm"]["here"], listed["minilm"]["kind"]) == ("package", "embeds")
     for alias, path in (("smollm2", smollm2), ("gemma3-270m", gemma3_270m)):
-        model = KNOWN_MODELS[alias]
+        model = MODELS_BY_ALIAS[alias]
         assert bytes_per_cell(GgufHeader(path), KVType.F16) == model.cell_bytes
         assert path.stat().st_size == pytest.approx(model.gigabytes * 1e9, rel=0.1)  # another quantisation
-    assert set(PACKAGED) <= set(KNOWN_MODELS)
+    assert set(PACKAGED) <= set(MODELS_BY_ALIAS)
 
 
 def test_as_text(home: Models) -> None:
@@ -108,14 +110,14 @@ def test_a_model_fits_if_a_server_would_have_room(free: int) -> None:
 
 def test_weights_alone_are_not_enough() -> None:
     """Require room for 256 tokens of gemma-4-12b, which take 172 MB and may take half of the free memory."""
-    size, cells = round(KNOWN_MODELS["gemma-4-12b"].gigabytes * 1e9), 256 * 671_744
+    size, cells = round(MODELS_BY_ALIAS["gemma-4-12b"].gigabytes * 1e9), 256 * 671_744
     for free, fits in ((size + 2 * cells - 2, False), (size + 2 * cells, True)):
         (model,) = [model for model in listed_models(free) if model.name == "gemma-4-12b"]
         assert model.fits is fits
 
 
 def test_formats_are_among_the_servers_formats() -> None:
-    for alias, model in KNOWN_MODELS.items():
+    for alias, model in MODELS_BY_ALIAS.items():
         assert model.tools is None or model.tools in TOOL_FORMATS, alias
         assert model.thoughts is None or model.thoughts in REASONING_FORMATS, alias
         assert model.kind is ModelKind.GENERATES or (model.tools, model.cell_bytes) == (None, None), alias
@@ -144,4 +146,4 @@ def test_formats_are_those_of_the_familys_template(alias: str) -> None:
     template = ChatTemplate(file.read_text(), bos_text="", eos_text="")
     thoughts = reasoning_format_for(template)
     found = format_for(template).name, thoughts.name if thoughts else None
-    assert found == (KNOWN_MODELS[alias].tools, KNOWN_MODELS[alias].thoughts)
+    assert found == (MODELS_BY_ALIAS[alias].tools, MODELS_BY_ALIAS[alias].thoughts)

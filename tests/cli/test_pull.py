@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.model_source.aliases import KNOWN_MODELS, without_tag
+from openai_cpu_server.model_source.aliases import MODELS_BY_ALIAS, without_tag
 from openai_cpu_server.model_source.names import parse_hub_name
 from openai_cpu_server.model_source.package import PACKAGED
 from tests import warm
@@ -48,7 +48,7 @@ class Home:
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
-    model = parse_hub_name(KNOWN_MODELS[ALIAS].source or "")
+    model = parse_hub_name(MODELS_BY_ALIAS[ALIAS].source or "")
     tiny = tiny_model_path().read_bytes()
     projector = tiny_projector_path("gemma3", rows_width=256).read_bytes()
     repos = {
@@ -87,7 +87,7 @@ def test_tags_of_ollama_name_the_same_models(name: str, expected: str) -> None:
 
 def test_a_model_is_pulled_listed_and_removed(home: Home, hub: Hub) -> None:
     output = home.output("pull", "qwen3.5:0.8b")
-    source = KNOWN_MODELS[ALIAS].source or ""
+    source = MODELS_BY_ALIAS[ALIAS].source or ""
     file = source.rpartition("/")[2]
     assert output.startswith(f"pulling {source}: ")
     assert "it fits into memory: " in output

@@ -17,7 +17,7 @@ from openai_cpu_server.config.models import ModelOptions, ModelTable
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.http.errors import TABLE
-from openai_cpu_server.model_source.aliases import ALIASES, KNOWN_MODELS
+from openai_cpu_server.model_source.aliases import ALIASES, MODELS_BY_ALIAS
 from tests.docs.markdown import DOCS, ROOT
 from tests.observe.families import families
 
@@ -47,7 +47,7 @@ def test_models_are_documented_with_their_sizes_and_formats() -> None:
     page = (DOCS / "models.md").read_text()
     cells = [[cell.strip().strip("`") for cell in line.split("|")[1:-1]] for line in page.splitlines()]
     rows = {row[0]: row[1:] for row in cells if len(row) == 6}
-    for name, model in KNOWN_MODELS.items():
+    for name, model in MODELS_BY_ALIAS.items():
         assert f"`{name}`" in page
         if model.kind is ModelKind.GENERATES:
             size, cell, *others = rows[name]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from openai_cpu_server.model_source.aliases import KNOWN_MODELS
+from openai_cpu_server.model_source.aliases import MODELS_BY_ALIAS
 from openai_cpu_server.model_source.names import parse_hub_name
 from tests.docs.markdown import DOCS, ROOT, blocks
 from tests.hub_stand_in import Repo, running
@@ -33,7 +33,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Installa
     folder, tiny = tmp_path_factory.mktemp("ollama"), tiny_model_path().read_bytes()
     repos = {"acme/tiny": Repo({"tiny-Q4_0.gguf": tiny})}
     for name in _ALIASES:
-        source = parse_hub_name(KNOWN_MODELS[name].source or "")
+        source = parse_hub_name(MODELS_BY_ALIAS[name].source or "")
         repos[source.repo] = Repo({str(source.file): tiny})
     with running(repos) as hub:
         env = hub.environment(folder, XDG_DATA_HOME=str(folder))

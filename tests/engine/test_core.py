@@ -20,7 +20,7 @@ from openai_cpu_server.contract.messages import (
     HideSteps,
     Scheduling,
     Sharing,
-    ShortenTurn,
+    ShortenCpuToken,
     ShowSteps,
     StepDone,
     Submit,
@@ -282,7 +282,7 @@ def test_a_newcomer_of_another_model_interrupts_batch_work_but_not_twice_in_a_ro
     worth = []
 
     def look() -> bool:
-        commands = (ShortenTurn(interrupts=False), ShortenTurn(interrupts=True), Submit(request("x")))
+        commands = (ShortenCpuToken(interrupts=False), ShortenCpuToken(interrupts=True), Submit(request("x")))
         worth.append([engine.core.is_worth_interrupting(command) for command in commands])
         return len(worth) == 1
 

@@ -15,7 +15,7 @@ from openai_cpu_server.contract.messages import (
     QueueState,
     Scheduling,
     Sharing,
-    ShortenTurn,
+    ShortenCpuToken,
     StepDone,
     StepStarted,
     Submit,
@@ -178,7 +178,7 @@ class Interrupted(FakeEmbedder):
         newcomer = Submit(request=embed("new", (1,)))
         batch = Submit(request=embed("batch", (1,), priority=Priority.BATCH))
         core = self.driver.core
-        commands = (newcomer, batch, ShortenTurn(interrupts=True), CancelRequest(id="a"))
+        commands = (newcomer, batch, ShortenCpuToken(interrupts=True), CancelRequest(id="a"))
         self.answers = [core.is_worth_interrupting(command) for command in commands]
         is_first = not self.steps
         self.steps.append([])

@@ -13,19 +13,19 @@ from openai_cpu_server.contract.messages import (
     ALONE,
     CancelRequest,
     ClearCache,
+    CpuToken,
+    CpuTokenReturned,
     EngineWants,
-    GrantTurn,
     Handling,
     MeasureMedia,
     MediaMeasured,
     Sharing,
-    ShortenTurn,
+    ShortenCpuToken,
     Submit,
-    TurnBack,
 )
 from openai_cpu_server.contract.request import Constraint, Priority
-from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, StepTimer, Work
-from openai_cpu_server.engine.cores import PIECE_S, EngineTurn, SharedTurn
+from openai_cpu_server.engine.base import CheckedAdapter, EngineWork, PreparedRequest, StepTimer
+from openai_cpu_server.engine.cores import PIECE_S, EngineCpuToken, SharedCpuToken
 from openai_cpu_server.engine.loop import Inbox, Preparation
 from tests.clock import Clock
 from tests.scheduler.driver import request
@@ -38,20 +38,20 @@ LOADING = EngineWants(work=BATCH, is_loading=True)
 class Client:
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.messages: list[EngineWants | TurnBack] = []
+        self.messages: list[EngineWants | CpuTokenReturned] = []
         self.load_requests = threading.Semaphore(0)
         self.num_woken = 0
-        self.turn = SharedTurn(self._receive, wake=self._wake, clock=lambda: self.now_s)
+        self.turn = SharedCpuToken(self._receive, wake=self._wake, clock=lambda: self.now_s)
 
-    def _receive(self, message: EngineWants | TurnBack) -> None:
+    def _receive(self, message: EngineWants | CpuTokenReturned) -> None:
         self.messages.append(message)
-        if message in (LOADING, TurnBack(wants=LOADING)):
+        if message in (LOADING, CpuTokenReturned(wants=LOADING)):
             self.load_requests.release()
 
     def _wake(self) -> None:
         self.num_woken += 1
 
-    def take_messages(self) -> list[EngineWants | TurnBack]:
+    def take_messages(self) -> list[EngineWants | CpuTokenReturned]:
         messages, self.messages = self.messages, []
         return messages
 
@@ -59,13 +59,13 @@ class Client:
 def holding_client(work: Priority = BATCH, limit_ms: float | None = None) -> Client:
     client = Client()
     client.turn.settle(work)
-    client.turn.granted(GrantTurn(limit_ms=limit_ms))
+    client.turn.granted(CpuToken(limit_ms=limit_ms))
     client.take_messages()
     return client
 
 
 def test_an_engine_alone_may_always_compute() -> None:
-    turn = EngineTurn()
+    turn = EngineCpuToken()
     turn.settle(BATCH)
     assert turn.is_held
     assert not turn.is_wanted
@@ -89,7 +89,7 @@ def test_an_engine_holds_the_turn_while_it_has_work_and_no_other_wants_it() -> N
         client.turn.settle(BATCH)
     assert client.turn.is_held
     client.turn.settle(None)
-    assert client.take_messages() == [TurnBack(wants=EngineWants())]
+    assert client.take_messages() == [CpuTokenReturned(wants=EngineWants())]
     assert not client.turn.is_held
 
 
@@ -99,13 +99,13 @@ def test_a_turn_is_for_one_step_at_least() -> None:
     assert client.turn.is_held
     client.turn.computed()
     client.turn.settle(BATCH)
-    assert client.take_messages() == [TurnBack(wants=EngineWants(work=BATCH))]
+    assert client.take_messages() == [CpuTokenReturned(wants=EngineWants(work=BATCH))]
 
 
 def test_a_recall_sets_a_new_limit() -> None:
     client = holding_client()
     client.turn.computed()
-    client.turn.recalled(ShortenTurn(after_ms=500))
+    client.turn.shortened(ShortenCpuToken(after_ms=500))
     client.turn.settle(BATCH)
     assert client.turn.is_held
     client.now_s += 0.5
@@ -117,9 +117,9 @@ def test_a_recall_sets_a_new_limit() -> None:
 def test_a_recall_that_comes_too_late_is_ignored() -> None:
     client = holding_client()
     client.turn.settle(None)
-    client.turn.recalled(ShortenTurn())
+    client.turn.shortened(ShortenCpuToken())
     client.turn.settle(BATCH)
-    client.turn.granted(GrantTurn(beside_interactive=True))
+    client.turn.granted(CpuToken(beside_interactive=True))
     assert client.turn.sharing == Sharing(beside_interactive=True)
     client.turn.computed()
     client.turn.settle(BATCH)
@@ -130,9 +130,13 @@ def test_an_unwanted_turn_goes_back() -> None:
     client = Client()
     client.turn.settle(BATCH)
     client.turn.settle(None)
-    client.turn.granted(GrantTurn())
+    client.turn.granted(CpuToken())
     client.turn.settle(None)
-    assert client.take_messages() == [EngineWants(work=BATCH), EngineWants(), TurnBack(wants=EngineWants())]
+    assert client.take_messages() == [
+        EngineWants(work=BATCH),
+        EngineWants(),
+        CpuTokenReturned(wants=EngineWants()),
+    ]
 
 
 def test_estimates_grow_with_the_time_that_others_compute() -> None:
@@ -140,12 +144,12 @@ def test_estimates_grow_with_the_time_that_others_compute() -> None:
     for _ in range(300):
         client.turn.settle(INTERACTIVE)
         client.now_s += 0.1
-        client.turn.granted(GrantTurn(limit_ms=0))
+        client.turn.granted(CpuToken(limit_ms=0))
         client.turn.settle(INTERACTIVE)
         client.now_s += 0.05
         client.turn.computed()
     assert client.turn.sharing.slowdown == pytest.approx(3, rel=0.05)
-    client.turn.granted(GrantTurn())
+    client.turn.granted(CpuToken())
     for _ in range(300):
         client.now_s += 0.1
         client.turn.settle(INTERACTIVE)
@@ -158,7 +162,7 @@ def test_a_load_is_cut_into_pieces() -> None:
     def grant() -> None:
         for _ in range(3):
             assert client.load_requests.acquire(timeout=DEADLINE_S)
-            client.turn.granted(GrantTurn())
+            client.turn.granted(CpuToken())
 
     reader = threading.Thread(target=grant)
     reader.start()
@@ -166,7 +170,11 @@ def test_a_load_is_cut_into_pieces() -> None:
         client.turn.load_on()
         client.now_s += 0.5 * PIECE_S
     reader.join()
-    assert client.take_messages() == [LOADING, TurnBack(wants=LOADING), TurnBack(wants=LOADING)]
+    assert client.take_messages() == [
+        LOADING,
+        CpuTokenReturned(wants=LOADING),
+        CpuTokenReturned(wants=LOADING),
+    ]
 
 
 def test_a_load_ends_when_the_client_is_gone() -> None:
@@ -244,7 +252,7 @@ def test_the_lateness_of_recent_steps_is_averaged_and_forgotten() -> None:
     assert timer.lateness == 1.0
 
 
-Message = Work | Handling | MediaMeasured
+Message = EngineWork | Handling | MediaMeasured
 
 
 class Story:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openai_cpu_server.contract.messages import EngineWants, GrantTurn, ShortenTurn, TurnBack
+from openai_cpu_server.contract.messages import CpuToken, CpuTokenReturned, EngineWants, ShortenCpuToken
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.child import HangLimits
@@ -85,11 +85,11 @@ class TwoPartners:
         self.b.enter(lambda message: None)
         self.a.handle(EngineWants(work=BATCH), loads_for=None)
         self.b.handle(LOADING, loads_for=None)
-        assert self.sent_a == [GrantTurn(), ShortenTurn(after_ms=1000)]
+        assert self.sent_a == [CpuToken(), ShortenCpuToken(after_ms=1000)]
 
     def a_gives_back(self) -> None:
-        assert self.sent_a[2:] == [ShortenTurn(interrupts=True)]
-        self.a.handle(TurnBack(wants=EngineWants(work=BATCH)), loads_for=INTERACTIVE)
+        assert self.sent_a[2:] == [ShortenCpuToken(interrupts=True)]
+        self.a.handle(CpuTokenReturned(wants=EngineWants(work=BATCH)), loads_for=INTERACTIVE)
         assert (self.a.is_waiting, self.cores.holder, self.b.is_awaited) == (True, self.b.name, True)
 
 

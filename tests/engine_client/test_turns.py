@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.messages import GrantTurn, ShortenTurn
+from openai_cpu_server.contract.messages import CpuToken, ShortenCpuToken
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.shared_cores import (
     BATCH_TURN_S,
     INTERACTIVE_TURN_S,
     LONGEST_COURTESY_S,
-    CoreTurns,
+    CpuTokenQueue,
     Decision,
 )
 
@@ -29,12 +29,12 @@ class Machine:
     now_s: float = 0.0
     step_s: dict[str, float] = field(default_factory=dict)
     work: dict[str, Priority | None] = field(default_factory=dict)
-    turns: CoreTurns = field(init=False)
+    turns: CpuTokenQueue = field(init=False)
     until_s: float | None = None  # time for the holder to give the turn back; None without a limit
     log: list[tuple[str, float]] = field(default_factory=list)  # engine and end of each step
 
     def __post_init__(self) -> None:
-        self.turns = CoreTurns(batch_floor=self.floor)
+        self.turns = CpuTokenQueue(batch_floor=self.floor)
 
     def join(self, name: str, work: Priority | None, step_s: float = 0.1) -> Decision | None:
         self.step_s[name] = step_s
@@ -49,9 +49,9 @@ class Machine:
     def act(self) -> Decision | None:
         self.decision = decision = self.turns.decide(self.now_s)
         match decision:
-            case Decision(command=GrantTurn(limit_ms=limit_ms)):
+            case Decision(command=CpuToken(limit_ms=limit_ms)):
                 self.until_s = None if limit_ms is None else self.now_s + limit_ms / 1000
-            case Decision(command=ShortenTurn(after_ms=after_ms)):
+            case Decision(command=ShortenCpuToken(after_ms=after_ms)):
                 self.until_s = self.now_s + after_ms / 1000
         return decision
 
@@ -63,7 +63,7 @@ class Machine:
         self.now_s += self.step_s[name]
         self.log.append((name, self.now_s))
         if self.work[name] is None or (self.until_s is not None and self.now_s >= self.until_s):
-            self.turns.given_back(name, self.work[name], self.now_s)
+            self.turns.returned(name, self.work[name], self.now_s)
             self.act()
         return name
 
@@ -86,7 +86,7 @@ class Machine:
 def test_an_interactive_newcomer_interrupts_batch_work_once() -> None:
     machine = Machine()
     machine.join("a", BATCH)
-    assert machine.join("b", INTERACTIVE) == Decision("a", ShortenTurn(interrupts=True))
+    assert machine.join("b", INTERACTIVE) == Decision("a", ShortenCpuToken(interrupts=True))
     assert machine.join("c", INTERACTIVE) is None
     machine.step()
     assert machine.turns.holder == "b"
@@ -96,12 +96,12 @@ def test_work_of_the_same_class_is_not_interrupted_nor_batch_work_that_has_becom
     for work, turn_s in ((INTERACTIVE, INTERACTIVE_TURN_S), (BATCH, BATCH_TURN_S)):
         machine = Machine()
         machine.join("a", work)
-        assert machine.join("b", work) == Decision("a", ShortenTurn(after_ms=1000 * turn_s))
+        assert machine.join("b", work) == Decision("a", ShortenCpuToken(after_ms=1000 * turn_s))
     machine = Machine()
     machine.join("a", BATCH)
     machine.wants("a", INTERACTIVE)
     decision = machine.join("b", INTERACTIVE)
-    assert isinstance(decision.command, ShortenTurn)
+    assert isinstance(decision.command, ShortenCpuToken)
     assert not decision.command.interrupts
 
 
@@ -110,9 +110,9 @@ def test_a_holder_without_work_gives_the_turn_back_and_gets_no_other() -> None:
     machine.join("a", BATCH)
     machine.turns.wants("a", None, machine.now_s)
     assert machine.join("b", INTERACTIVE) is None
-    machine.turns.given_back("a", None, machine.now_s)
-    assert machine.act() == Decision("b", GrantTurn())
-    machine.turns.given_back("b", None, machine.now_s)
+    machine.turns.returned("a", None, machine.now_s)
+    assert machine.act() == Decision("b", CpuToken())
+    machine.turns.returned("b", None, machine.now_s)
     assert not machine.turns.is_waiting("b")
     assert machine.act() is None
 
@@ -162,7 +162,7 @@ def test_the_share_is_one_step_beside_interactive_work_that_is_not_interrupted()
     machine.join("b", BATCH)
     while machine.turns.holder == "a":
         machine.step()
-    assert machine.decision == Decision("b", GrantTurn(limit_ms=0.0, beside_interactive=True))
+    assert machine.decision == Decision("b", CpuToken(limit_ms=0.0, beside_interactive=True))
     assert machine.join("c", INTERACTIVE) is None
     machine.step()
     assert machine.turns.holder == "c"
@@ -212,7 +212,7 @@ def test_a_dead_engine_does_not_hold_the_turn() -> None:
     machine.join("a", BATCH)
     machine.join("b", BATCH)
     machine.turns.leave("a", machine.now_s)
-    assert machine.act() == Decision("b", GrantTurn())
+    assert machine.act() == Decision("b", CpuToken())
     machine.turns.leave("b", machine.now_s)
     assert machine.act() is None
     assert machine.turns.holder is None

@@ -16,7 +16,7 @@ from openai_cpu_server.http.keys import (
     Key,
     KeyRing,
     Scope,
-    given_key,
+    key_in_headers,
     new_key,
     read_keys,
 )
@@ -158,7 +158,7 @@ def test_an_invalid_name_is_refused(name: str) -> None:
     ],
 )
 def test_a_key_comes_in_either_header(headers: dict[str, str], key: bytes | None) -> None:
-    assert given_key(headers) == key
+    assert key_in_headers(headers) == key
 
 
 def test_different_keys_have_different_identities() -> None:

@@ -19,12 +19,12 @@ from openai_cpu_server.api.ollama.schema import OllamaChatBody
 from openai_cpu_server.api.pooling.schema import EmbeddingBody, RerankBody
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.ignored_params import (
-    GENERATION_HINTS,
-    GENERATION_REFUSALS,
+    GENERATION_IGNORED,
+    GENERATION_UNSUPPORTED,
     IgnoredParam,
     UnsupportedParam,
 )
-from openai_cpu_server.http.parse import MOST_NAMED, Body, Ignored, parse, parse_form, path_of
+from openai_cpu_server.http.parse import MOST_IGNORED_NAMED, Body, Ignored, parse, parse_form, path_of
 from tests.waiting import DEADLINE_S
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -275,7 +275,7 @@ def test_a_long_list_of_wrong_values_costs_no_more_than_one(name: str) -> None:
 
 def test_null_means_absent_for_every_optional_field() -> None:
     optional = [name for name, field in ChatBody.model_fields.items() if not field.is_required()]
-    everything = dict.fromkeys([*optional, *GENERATION_HINTS, *GENERATION_REFUSALS, "no_such_field"])
+    everything = dict.fromkeys([*optional, *GENERATION_IGNORED, *GENERATION_UNSUPPORTED, "no_such_field"])
     message = {**MESSAGES[0], **dict.fromkeys(("name", "tool_calls", "refusal", "audio"))}
     body, ignored = parse(ChatBody, chat(**{**everything, "messages": [message]}), lenient=False)
     plain, _ = parse(ChatBody, chat(), lenient=False)
@@ -333,13 +333,13 @@ def ignored_of(**fields: object) -> tuple[str, ...]:
     return parse(ChatBody, chat(**fields), lenient=False)[1].names
 
 
-@pytest.mark.parametrize(("name", "hint"), GENERATION_HINTS.items())
-def test_hints_are_accepted_and_named(name: str, hint: IgnoredParam) -> None:
+@pytest.mark.parametrize(("name", "param"), GENERATION_IGNORED.items())
+def test_ignored_fields_are_accepted_and_named(name: str, param: IgnoredParam) -> None:
     assert ignored_of(**{name: "any-name"}) == (name,)
-    assert [value for value in hint.accepted if ignored_of(**{name: value})] == []
+    assert [value for value in param.accepted if ignored_of(**{name: value})] == []
 
 
-@pytest.mark.parametrize(("name", "refusal"), GENERATION_REFUSALS.items())
+@pytest.mark.parametrize(("name", "refusal"), GENERATION_UNSUPPORTED.items())
 def test_unsupported_fields_are_refused_except_for_neutral_values(
     name: str, refusal: UnsupportedParam
 ) -> None:
@@ -405,7 +405,7 @@ def test_notes_of_clients_in_messages_are_ignored_and_named_once() -> None:
 def test_the_header_stays_small() -> None:
     noted = {f"note{index}": 1 for index in range(1000)}
     _, ignored = parse(ChatBody, chat(messages=[{**MESSAGES[0], **noted}]), lenient=False)
-    assert (len(ignored.names), ignored.names[-1]) == (MOST_NAMED + 1, "...")
+    assert (len(ignored.names), ignored.names[-1]) == (MOST_IGNORED_NAMED + 1, "...")
 
 
 def test_a_refusal_that_is_sent_back_is_text() -> None:

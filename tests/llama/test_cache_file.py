@@ -52,11 +52,11 @@ def restored_logprobs(backend: LlamaBackend) -> Logprobs:
         return logprobs(backend, 3, 128, TEXT[128:129])
 
 
-Refusal = Callable[..., str]
+WarningOf = Callable[..., str]
 
 
 @pytest.fixture
-def refusal(writer: LlamaBackend, caplog: pytest.LogCaptureFixture) -> Refusal:
+def refusal(writer: LlamaBackend, caplog: pytest.LogCaptureFixture) -> WarningOf:
     def refusal(path: Path, backend: LlamaBackend = writer) -> str:
         caplog.set_level(logging.INFO)
         assert backend.import_cache(str(path)) == ()
@@ -120,7 +120,9 @@ def test_an_empty_cache(writer: LlamaBackend, path: Path, caplog: pytest.LogCapt
         (None, "[Errno 21]"),
     ],
 )
-def test_other_files_are_ignored(tmp_path: Path, refusal: Refusal, content: bytes | None, cause: str) -> None:
+def test_other_files_are_ignored(
+    tmp_path: Path, refusal: WarningOf, content: bytes | None, cause: str
+) -> None:
     path = tmp_path
     if content is not None:
         path = tmp_path / "other"
@@ -143,7 +145,7 @@ def flip_bit(data: bytes, at: int) -> bytes:
     ],
 )
 def test_a_file_of_another_length_or_with_a_flipped_bit_in_head_or_index_is_ignored(
-    path: Path, refusal: Refusal, damage: Callable[[bytes], bytes]
+    path: Path, refusal: WarningOf, damage: Callable[[bytes], bytes]
 ) -> None:
     path.write_bytes(damage(path.read_bytes()))
     assert "is ignored: it" in refusal(path)
@@ -177,7 +179,7 @@ def test_damaged_blocks_are_left_out_with_all_that_continue_them(
     ids=str,
 )
 def test_a_file_of_another_model_is_ignored(
-    tiny: Path, tmp_path: Path, path: Path, refusal: Refusal, other: dict[str, object]
+    tiny: Path, tmp_path: Path, path: Path, refusal: WarningOf, other: dict[str, object]
 ) -> None:
     options, model = dict(other), tiny
     if name := options.pop("name", None):

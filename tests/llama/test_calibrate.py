@@ -111,7 +111,7 @@ def test_a_disturbed_calibration_continues_later(bench: Bench) -> None:
         assert bench.answer() == expected
     assert attempts >= 2
     assert is_sane(curve)
-    assert calibrator.known() == curve
+    assert calibrator.stored_curve() == curve
 
 
 @pytest.mark.parametrize("stall_s", [0.0, 0.6], ids=["smooth", "stalled"])

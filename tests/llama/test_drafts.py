@@ -276,8 +276,8 @@ def test_a_draft_model_reads_in_steps(prompts: Prompts, num_to_read: int | None,
         found, texts, computed = [0], {0: list(prompt)}, {0: 192}
         while found[-1] < len(prompt):
             (drafted,) = draft_step(demo, texts, computed, num_to_read).values()
-            found.append(drafted.num_known)
-            assert drafted.num_computed == 0 or drafted.num_known >= len(prompt)
+            found.append(drafted.num_read)
+            assert drafted.num_computed == 0 or drafted.num_read >= len(prompt)
     assert found[:-1] == expected
 
 
@@ -293,14 +293,14 @@ def test_a_draft_model_reads_only_prompts_that_fit_its_pool(prompts: Prompts) ->
         computed = {slot: len(text) - 1 for slot, text in texts.items()}
         for _ in range(6):
             drafted = draft_step(demo, texts, computed)
-        assert [slot for slot, one in drafted.items() if one.num_known] == [2, 3]
-        assert drafted[2].num_known >= len(long)
+        assert [slot for slot, one in drafted.items() if one.num_read] == [2, 3]
+        assert drafted[2].num_read >= len(long)
         demo.execute(Step(verbs=(Close(2),)))
         del texts[2]
         for _ in range(6):
             drafted = draft_step(demo, texts, computed)
-        assert [slot for slot, one in drafted.items() if one.num_known] == [0, 3]
-        assert drafted[0].num_known >= len(long)
+        assert [slot for slot, one in drafted.items() if one.num_read] == [0, 3]
+        assert drafted[0].num_read >= len(long)
 
 
 def test_a_sequence_that_outgrows_the_draft_pool_leaves_its_cells_to_the_others(prompts: Prompts) -> None:
@@ -311,13 +311,13 @@ def test_a_sequence_that_outgrows_the_draft_pool_leaves_its_cells_to_the_others(
         demo.execute(Step(spans=(Span(0, 0, long[:-1], False),)))
         demo.execute(Step(verbs=(ShareCells(0, 1, len(long) - 1),)))
         computed = {slot: len(text) - 1 for slot, text in texts.items()}
-        num_known = []
+        num_read = []
         while len(texts[1]) < 310:
             drafted = draft_step(demo, texts, computed)
-            num_known.append([one.num_known > 0 for one in drafted.values()])
-    assert [True, True] in num_known
-    assert num_known[-1] == [False, True]
-    assert drafted[1].num_known >= 300
+            num_read.append([one.num_read > 0 for one in drafted.values()])
+    assert [True, True] in num_read
+    assert num_read[-1] == [False, True]
+    assert drafted[1].num_read >= 300
 
 
 def test_tokens_that_only_the_draft_model_has_end_its_drafts(tiny: Path, tmp_path: Path) -> None:

@@ -362,7 +362,7 @@ def test_a_model_that_does_not_fit_is_reported_without_measuring(tmp_path: Path,
     sizes = ModelSizes.of(header, KVType.F16, offload, GPU.name)
     planner = SplitPlanner(sizes, StepSizes.of(sizes, options, 256, 2**30, drafts=False), offload, full)
     found = fastest(race(key, tmp_path, planner.candidates()), planner)
-    assert found == Offload(given_up="nothing of it fits on GPU0")
+    assert found == Offload(why_cpu_alone="nothing of it fits on GPU0")
 
 
 def test_a_race_without_a_time_limit_measures_all_candidates(tmp_path: Path, key: SplitKey) -> None:

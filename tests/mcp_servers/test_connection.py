@@ -130,10 +130,10 @@ async def test_a_server_that_breaks_is_started_again(tool: str, why: str) -> Non
         assert (await server.call(tool, {})).text == why
         assert (server.status().state, server.status().error) == (McpServerState.FAILED, why)
         if tool == "die":
-            await eventually(lambda: server.status().last_words == ("goodbye",) * 10)
+            await eventually(lambda: server.status().stderr_tail == ("goodbye",) * 10)
         assert (await server.call("fine", {})).text == "fine"
         assert (server.status().state, server.status().error) == (McpServerState.READY, None)
-        assert server.status().last_words == ()
+        assert server.status().stderr_tail == ()
 
 
 async def test_a_list_of_tools_that_is_too_long_is_named_as_the_reason() -> None:

@@ -10,7 +10,7 @@ from openai_cpu_server.contract.model_info import FimTokens
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
 from openai_cpu_server.prompt.chat_prompts import needs_special_tokens, render_chat
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.template import Message, fim_tokens, template_messages
+from openai_cpu_server.prompt.template import TemplateMessage, fim_tokens, template_messages
 
 TURNS = ChatTemplate(
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
@@ -22,7 +22,7 @@ TURNS = ChatTemplate(
 USER = {"role": "user", "content": "Hello"}
 PREFILL = {"role": "assistant", "content": "Sure, "}
 PARTS = {"role": "assistant", "content": [{"type": "text", "text": "Sure,"}, {"type": "text", "text": "so"}]}
-RENDERED: dict[str, tuple[list[Message], dict[str, Any], str]] = {
+RENDERED: dict[str, tuple[list[TemplateMessage], dict[str, Any], str]] = {
     "an answer begins afresh": ([USER], {}, "<user>Hello</><assistant>"),
     "a prefill continues the turn": ([USER, PREFILL], {}, "<user>Hello</><assistant>Sure, "),
     "a prefill in parts": ([USER, PARTS], {}, "<user>Hello</><assistant>Sure,\nso"),

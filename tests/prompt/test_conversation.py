@@ -16,7 +16,7 @@ from openai_cpu_server.prompt.chat_prompts import ChatPrompts, ControlNames, Con
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.conversation import adapted, with_bound_results
 from openai_cpu_server.prompt.reasoning import template_reasoning
-from openai_cpu_server.prompt.template import CallShape, Message, SystemPlace, TemplateShape
+from openai_cpu_server.prompt.template import CallShape, SystemPlace, TemplateMessage, TemplateShape
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.prompt.test_reasoning_templates import FOLDER, template
@@ -24,7 +24,7 @@ from tests.prompt.test_reasoning_templates import FOLDER, template
 HERMES, MISTRAL, GENERIC = (TOOL_FORMATS[name] for name in ("hermes", "mistral", "generic"))
 FUNCTION = {"name": "f", "description": "does it", "parameters": {"type": "object", "properties": {}}}
 TOOLS = [{"type": "function", "function": FUNCTION}]
-USER: Message = {"role": "user", "content": "hi"}
+USER: TemplateMessage = {"role": "user", "content": "hi"}
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
 VARIABLES = {"functions": json.dumps([FUNCTION]), "datetime": "noon"}
 """Variables that the template of Firefunction requires."""
@@ -45,7 +45,7 @@ def result(of: str, text: str) -> dict[str, Any]:
     return message("tool", text, tool_call_id=of)
 
 
-def short(messages: Sequence[Message]) -> list[str]:
+def short(messages: Sequence[TemplateMessage]) -> list[str]:
     """Summarise messages: thoughts in brackets, initials of roles or ids of calls and results, texts."""
     found = []
     for message in messages:
@@ -67,7 +67,10 @@ def prompts(name: str) -> ChatPrompts:
 
 
 def rendered(
-    name: str, messages: Sequence[Message], tools: Sequence[Message] = TOOLS, variables: Any = VARIABLES
+    name: str,
+    messages: Sequence[TemplateMessage],
+    tools: Sequence[TemplateMessage] = TOOLS,
+    variables: Any = VARIABLES,
 ) -> str:
     conversation = Conversation(messages=messages, tools=tools, variables=variables, finds_boundaries=False)
     return FakeTokenizer().decode(prompts(name).prompt(conversation).tokens, special=True)
@@ -75,7 +78,7 @@ def rendered(
 
 LATER = message("user", "and?")
 SAME = [result("c", "same")] * 3
-BOUND: dict[str, tuple[list[Message], list[str]]] = {
+BOUND: dict[str, tuple[list[TemplateMessage], list[str]]] = {
     "behind their calls, in the calls' order": (
         [USER, call_message("x", "y"), result("y", "2"), LATER, result("x", "1")],
         ["U hi", "calls x y", "f.x = 1", "f.y = 2", "U and?"]),
@@ -109,8 +112,8 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def adapt(
-    *messages: Message, form: Any = HERMES, shows_thoughts: bool = False, **shape: object
-) -> list[Message]:
+    *messages: TemplateMessage, form: Any = HERMES, shows_thoughts: bool = False, **shape: object
+) -> list[TemplateMessage]:
     template_shape = TemplateShape(**{"calls": CallShape(), **shape})  # type: ignore[arg-type]
     return adapted(messages, (), template_shape, form, shows_thoughts=shows_thoughts)[0]
 
@@ -122,7 +125,7 @@ LOOK = {**call_message("x", "y", content="Look:"), "reasoning_content": "Hm."}
 ONE, TWO = result("x", "1"), result("y", "2")
 STEPS = [USER, call_message("x"), ONE, call_message("y"), TWO, LATER]
 EMPTY = [USER, message("assistant", ""), USER, message("assistant", "", reasoning_content="Hm."), USER]
-ADAPTED: dict[str, tuple[list[Message], dict[str, object], list[str]]] = {
+ADAPTED: dict[str, tuple[list[TemplateMessage], dict[str, object], list[str]]] = {
     "turns that must alternate do": (
         ALTERNATING, {"alternates": True}, ["U ...", "A a", "U hi|hi", "A b|c", "U hi"]),
     "a question behind results makes words of them where turns alternate": (
@@ -177,7 +180,9 @@ def test_ids_have_the_familys_shape() -> None:
     assert [each["tool_call_id"] for each in results] == ["functions.f:0", "functions.f:1"]
 
 
-def with_tools(*messages: Message, form: Any = HERMES, **shape: object) -> tuple[list[Message], object]:
+def with_tools(
+    *messages: TemplateMessage, form: Any = HERMES, **shape: object
+) -> tuple[list[TemplateMessage], object]:
     return adapted(messages, TOOLS, TemplateShape(**shape), form)  # type: ignore[arg-type]
 
 

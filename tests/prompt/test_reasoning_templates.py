@@ -17,7 +17,7 @@ from openai_cpu_server.prompt.reasoning import (
     switch,
     template_reasoning,
 )
-from openai_cpu_server.prompt.template import Message
+from openai_cpu_server.prompt.template import TemplateMessage
 
 FOLDER = Path(__file__).parent / "templates"
 USER = {"role": "user", "content": "Hi."}
@@ -53,7 +53,7 @@ def reasoning(name: str) -> TemplateReasoning:
     return found
 
 
-def rendered(name: str, *messages: Message, on: bool | None = None, **extra: object) -> ChatText:
+def rendered(name: str, *messages: TemplateMessage, on: bool | None = None, **extra: object) -> ChatText:
     more = {"reasoning": reasoning(name), "extra": extra if on is None else {**switch(on), **extra}}
     return render_chat(template(name), messages or [USER], skips_thinking=on is False, **more)
 

@@ -21,7 +21,7 @@ from inline_snapshot import external_file
 from openai_cpu_server.prompt.chat_prompts import ChatPrompts, ControlNames, Conversation
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import switch, template_reasoning
-from openai_cpu_server.prompt.template import Message
+from openai_cpu_server.prompt.template import TemplateMessage
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, CallArguments, CallBegin, format_for
 from openai_cpu_server.prompt.tool_formats.patterns import regex_of
 from scripts.manual.table import table
@@ -80,7 +80,7 @@ CALL_WITH_THOUGHTS = call_message(1, reasoning_content="needle-t")
 ANSWER_WITH_THOUGHTS = message("assistant", "needle-a", reasoning_content="needle-o")
 ANSWER = message("assistant", "needle-a")
 TURNS = [QUESTION, call_message(2), ONE, TWO, ANSWER, FOLLOW_UP]
-CONVERSATIONS: dict[str, tuple[Sequence[Message], Sequence[Json], Json]] = {
+CONVERSATIONS: dict[str, tuple[Sequence[TemplateMessage], Sequence[Json], Json]] = {
     "a system message": ([SYSTEM, QUESTION], [], {}),
     "several turns": ([SYSTEM, QUESTION, ANSWER, FOLLOW_UP], [], {}),
     "definitions of tools": ([SYSTEM, QUESTION], TOOLS, {}),
@@ -104,7 +104,9 @@ class ShippedTemplate:
         names = ControlNames(tokenizer.control_tokens)
         self._prompts = ChatPrompts(self.template, tokenizer, self.form, names, self.reasoning)
 
-    def rendered(self, messages: Sequence[Message], tools: Sequence[Json] = (), **variables: object) -> str:
+    def rendered(
+        self, messages: Sequence[TemplateMessage], tools: Sequence[Json] = (), **variables: object
+    ) -> str:
         conversation = Conversation(
             messages=messages, tools=tools, variables=variables, finds_boundaries=False
         )

@@ -77,7 +77,7 @@ def test_interactive_pictures_come_first_and_an_abandoned_encoding_is_completed_
     for number in range(5):
         driver.submit(question(f"i{number}", picture(SHORT_MS, number + 1), output=2))
         driver.run_until(lambda number=number: f"i{number}" in driver.finished)
-    assert driver.backend.num_given_up == 2, "more abandoned encodings would starve the batch picture"
+    assert driver.backend.num_discarded == 2, "more abandoned encodings would starve the batch picture"
     driver.run()
 
 

@@ -205,7 +205,7 @@ def test_a_long_prompt_is_read_by_the_draft_model_within_the_steps_budgets() -> 
         if trained_drafter.num_to_draft > 1:
             break
         num_read, steps = num_read + trained_drafter.num_to_read, steps + 1
-        speculator.learn({sequence: Drafted(num_known=num_read)}, chosen.drafting_ms)
+        speculator.learn({sequence: Drafted(num_read=num_read)}, chosen.drafting_ms)
     assert num_read < 2000 <= num_read + trained_drafter.num_to_read
     assert steps == 4  # 2.84 ms each, at 0.006 for a token
 
@@ -305,7 +305,7 @@ def trained_drafter(num_tokens: int, *outcomes: Drafted) -> tuple[ModelDrafter, 
 def test_a_draft_model_that_is_wrong_pauses() -> None:
     _, initial = trained_drafter(20)
     assert (len(initial.chances), initial.token_ms) == (8, 2.0)
-    drafter, draft = trained_drafter(20, *[Drafted(4, 0, num_known=20, num_thought=4)] * 30)
+    drafter, draft = trained_drafter(20, *[Drafted(4, 0, num_read=20, num_thought=4)] * 30)
     assert draft.chances[0] < 0.1
     newcomer = decoding("b", 20)
     assert drafter.draft(newcomer, 8, 20.0).chances[0] < 0.2
@@ -316,19 +316,19 @@ def test_a_draft_model_that_is_wrong_pauses() -> None:
 
 def test_learning_from_drafts_that_are_empty_end_early_or_read_first() -> None:
     """Reading is not a wrong guess. A draft that ends early was wrong about its next token."""
-    _, empty = trained_drafter(20, *[Drafted(num_known=20, num_thought=1)] * 30)
+    _, empty = trained_drafter(20, *[Drafted(num_read=20, num_thought=1)] * 30)
     assert empty.chances[0] < 0.1
     assert empty.token_ms == pytest.approx(3.0, rel=0.05)
     for drafted, expected in ((Drafted(1, 1, 20, 2), 0.0), (Drafted(2, 2, 20, 2), 1.0)):
         chances = trained_drafter(20, *[drafted] * 200)[1].chances
         assert chances[:2] == (pytest.approx(1.0, abs=0.1), pytest.approx(expected, abs=0.1))
-    _, reading = trained_drafter(2000, *(Drafted(num_known=num_known) for num_known in range(60, 1800, 60)))
+    _, reading = trained_drafter(2000, *(Drafted(num_read=num_read) for num_read in range(60, 1800, 60)))
     assert reading.chances[0] == pytest.approx(trained_drafter(2000)[1].chances[0], abs=0.01)
 
 
 def test_the_price_of_a_draft_model_is_learned_from_drafts_without_reading() -> None:
     drafter, sequence = ModelDrafter(0.1), decoding("a", 200)
-    outcomes = {sequence: Drafted(4, 0, num_known=200, num_thought=4)}
+    outcomes = {sequence: Drafted(4, 0, num_read=200, num_thought=4)}
     reading = drafter.draft(sequence, 8, 20.0)
     assert reading.first_ms > 0
     drafter.learn_price(outcomes, 400.0)

@@ -11,7 +11,7 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.gbnf.parser import parse_gbnf
-from openai_cpu_server.structured.languages.expr import Rules
+from openai_cpu_server.structured.languages.expr import GrammarRules
 from openai_cpu_server.structured.lark.plan import Work
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
 from openai_cpu_server.structured.options import Options
@@ -32,7 +32,7 @@ def check_schema(schema: Json, options: Options | None = None) -> GrammarCheck:
     return GrammarCheck(schema_to_lark(schema, options))
 
 
-def check_rules(rules: Rules) -> GrammarCheck:
+def check_rules(rules: GrammarRules) -> GrammarCheck:
     return GrammarCheck(Translation(rules).text(numbered_from(BYTES_AND_END)))
 
 

@@ -19,7 +19,7 @@ import pytest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.options import Unenforced
-from openai_cpu_server.structured.scalars.regex import FORMATS
+from openai_cpu_server.structured.scalars.regex import STRING_FORMATS
 from tests.structured.making import check_schema, schema_to_lark
 from tests.structured.oracle import Sampler, check_ours, compact
 
@@ -74,7 +74,7 @@ def is_accepted(grammar: GrammarCheck, text: str) -> bool:
     return grammar.check(compact(text)).fits
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", STRING_FORMATS)
 def test_drawn_texts_are_read(name: str) -> None:
     sampler, rng = Sampler(schema_to_lark({"type": "string", "format": name})), random.Random(20240229)
     drawn = [json.loads(text) for _ in range(150) if (text := sampler.draw(rng)) is not None]

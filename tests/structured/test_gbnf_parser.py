@@ -7,7 +7,12 @@ from llguidance import gbnf_to_lark as llguidance_gbnf
 
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured.gbnf.parser import MOST_CHARACTERS, MOST_SYMBOLS, names_tokens, parse_gbnf
+from openai_cpu_server.structured.gbnf.parser import (
+    MOST_GBNF_CHARACTERS,
+    MOST_SYMBOLS,
+    names_tokens,
+    parse_gbnf,
+)
 from openai_cpu_server.structured.lark import translation
 from openai_cpu_server.structured.options import InvalidGrammar
 from tests.api.following import Follower
@@ -91,7 +96,7 @@ WRONG = [
     ('root ::= "x" a\na ::= "y"? b\nb ::= ("z" | a) "w"', 2, 1, "left recursion: a -> b -> a"),
     ('root ::= ("a" | (("b" | (((root))))))', 1, 1, "left recursion"),
     ("root ::= " + "(" * 502, 1, 510, "more than 500 nested groups"),
-    ("#" * (MOST_CHARACTERS + 1), 1, MOST_CHARACTERS + 1, "characters"),
+    ("#" * (MOST_GBNF_CHARACTERS + 1), 1, MOST_GBNF_CHARACTERS + 1, "characters"),
     ("root ::= " + "." * (MOST_SYMBOLS + 1), 1, MOST_SYMBOLS + 8, "symbols"),
 ]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.compiler import compile_schema
-from openai_cpu_server.structured.languages.expr import Rules
+from openai_cpu_server.structured.languages.expr import GrammarRules
 from openai_cpu_server.structured.lark.translation import Translation
 from tests.structured.making import check_rules
 from tests.structured.oracle import Sampler
@@ -83,7 +83,7 @@ def plain(value: Decimal) -> str:
     return "0" if text == "-0" else text
 
 
-def try_compile(schema: dict[str, Any]) -> tuple[Rules | None, str | None]:
+def try_compile(schema: dict[str, Any]) -> tuple[GrammarRules | None, str | None]:
     try:
         return compile_schema(schema).rules, None
     except InvalidRequest as error:

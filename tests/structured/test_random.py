@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.compiler import compile_schema
-from openai_cpu_server.structured.languages.expr import Rules
+from openai_cpu_server.structured.languages.expr import GrammarRules
 from openai_cpu_server.structured.lark.translation import Translation
 from openai_cpu_server.structured.options import Options, PropertyOrder, Whitespace
 from tests.structured.making import check_rules
@@ -173,7 +173,7 @@ def is_valid(schema: Any, text: str) -> bool:
         return True
 
 
-def rules_of(schema: Any, options: Options | None = None) -> Rules | None:
+def rules_of(schema: Any, options: Options | None = None) -> GrammarRules | None:
     """Return None if the schema is refused, or has something that is not enforced."""
     try:
         found = compile_schema(schema, options)

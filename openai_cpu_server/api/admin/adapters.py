@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.state import AppState, chosen_model, read_body, response_of
-from openai_cpu_server.config.adapters import LARGEST_SCALE, NAME, AdapterSource
+from openai_cpu_server.config.adapters import ADAPTER_NAME, LARGEST_SCALE, AdapterSource
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
 from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, wrong
 from openai_cpu_server.http.body import in_thread, small_body
@@ -25,7 +25,7 @@ class AdapterBody(Body):
     """Exactly one of `path` and `source`."""
 
     model: str | None = None
-    name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+    name: Annotated[str, Field(pattern=f"^{ADAPTER_NAME.pattern}$")]
     path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Path below the server's `--adapter-dir`."""
     source: Annotated[str, Field(pattern=r"^hf:[^/:\s]+/[^/:\s]+/[^:\s]+$", max_length=512)] | None = None

@@ -32,7 +32,7 @@ class McpServerCard(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """`idle` (unused so far), `starting`, `ready` or `failed`."""
     error: str | None
-    last_words: tuple[str, ...] | None
+    stderr_tail: tuple[str, ...] | None = msgspec.field(name="last_words")
     """Last lines of a failed program's standard error. Null without the scope `admin`, because they may hold
     secrets."""
     tools: tuple[McpToolCard, ...] | None
@@ -79,7 +79,7 @@ def _card(status: McpServerStatus, identity: Identity) -> McpServerCard:
     return response_of(
         McpServerCard,
         status,
-        last_words=status.last_words if identity.may(Scope.ADMIN) else None,
+        stderr_tail=status.stderr_tail if identity.may(Scope.ADMIN) else None,
         tools=None
         if tools is None
         else tuple(

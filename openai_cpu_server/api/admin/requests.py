@@ -78,14 +78,14 @@ class ControlAction(enum.Enum):
 _ACTIONS = [action.value for action in ControlAction]
 
 
-def _known_action(name: str) -> ControlAction:
+def _control_action(name: str) -> ControlAction:
     if name not in _ACTIONS:
         raise PydanticCustomError("action", f"Input should be one of {', '.join(map(repr, _ACTIONS))}")
     return ControlAction(name)
 
 
 Action = Annotated[
-    ControlAction, BeforeValidator(_known_action), WithJsonSchema({"type": "string", "enum": _ACTIONS})
+    ControlAction, BeforeValidator(_control_action), WithJsonSchema({"type": "string", "enum": _ACTIONS})
 ]
 
 

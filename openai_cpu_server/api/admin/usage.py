@@ -19,7 +19,7 @@ from openai_cpu_server.jobs.usage import GROUPS, UsageQuery, UsageSum
 
 _LISTED, _MAX_LISTED = 100, 1000
 _MOST_NAMES = 100
-_KNOWN = frozenset({"start", "end", "model", "key", "group_by", "limit", "after", "order"})
+_QUERY_FIELDS = frozenset({"start", "end", "model", "key", "group_by", "limit", "after", "order"})
 _NAMELESS = "-"
 """Empty name, which no key has."""
 
@@ -94,7 +94,7 @@ class UsageRoutes:
         return json_response(listing)
 
     def _query(self, query: QueryParams, identity: Identity) -> UsageQuery:
-        page = page_of(query, names=_KNOWN, default=_LISTED, most=_MAX_LISTED)
+        page = page_of(query, names=_QUERY_FIELDS, default=_LISTED, most=_MAX_LISTED)
         by = _groups(query)
         start, end = _day(query, "start"), _day(query, "end")
         if start is not None and end is not None and end < start:

@@ -6,7 +6,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation import schema as shared
-from openai_cpu_server.http.ignored_params import MESSAGE_REFUSALS, Refusals
+from openai_cpu_server.api.generation.params import JsonObject
+from openai_cpu_server.http.ignored_params import MESSAGE_UNSUPPORTED, UnsupportedParams
 from openai_cpu_server.http.parse import Body, by_type, by_value
 
 
@@ -48,7 +49,7 @@ class ChatTextTool(shared.OpenBody):
     custom: Custom
 
 
-AnyTool = Annotated[Union[Tool, ChatTextTool, shared.ForeignKind], by_type()]
+_AnyTool = Annotated[Union[Tool, ChatTextTool, shared.ForeignKind], by_type()]
 """Unsupported types are left out."""
 
 
@@ -84,7 +85,7 @@ def _choice_kind(value: object) -> str | None:
     return {"allowed_tools": "<allowed>", "custom": "<custom>"}.get(str(value.get("type")), "<named>")
 
 
-ToolChoice = Annotated[
+_ToolChoice = Annotated[
     Union[
         Annotated[Literal["none", "auto", "required"], Tag("<mode>")],
         Annotated[NamedTool, Tag("<named>")],
@@ -101,7 +102,7 @@ FunctionCall = Annotated[
     Union[Literal["none", "auto"], FunctionName],
     by_value("function_call", "Input should be 'none', 'auto' or an object with a 'name'"),
 ]
-Tools = Annotated[list[AnyTool], Field(max_length=shared.MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[_AnyTool], Field(max_length=shared.MAX_TOOLS, fail_fast=True)]
 Functions = Annotated[list[LegacyFunction], Field(max_length=shared.MAX_TOOLS, fail_fast=True)]
 
 
@@ -120,13 +121,13 @@ class TextPart(shared.OpenBody):
 
 REASONING_TYPES = ("thinking", "reasoning")
 """Parts of Mistral and LangChain."""
-Part = Annotated[Union[TextPart, shared.ForeignKind], by_type()]
-Content = shared.TextOrList[shared.ListOf[Part]]
+_Part = Annotated[Union[TextPart, shared.ForeignKind], by_type()]
+_Content = shared.TextOrList[shared.ListOf[_Part]]
 
 
 class SentFunction(shared.OpenBody):
     name: str
-    arguments: str | shared.JsonObject | None = None
+    arguments: str | JsonObject | None = None
     """Text from this server. Other servers write objects or nothing."""
 
 
@@ -150,10 +151,10 @@ class Message(shared.OpenBody):
     """Message with ignored unknown fields, because clients add notes and send back what came with an
     answer."""
 
-    refusals: ClassVar[Refusals] = MESSAGE_REFUSALS
+    unsupported: ClassVar[UnsupportedParams] = MESSAGE_UNSUPPORTED
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content | None = None
+    content: _Content | None = None
     refusal: str | None = None
     name: str | None = None
     tool_calls: shared.ListOf[SentToolCall] | None = None
@@ -182,7 +183,7 @@ class ChatBody(shared.GenerationBody, shared.ReasoningBody, shared.PredictionBod
     logprobs: bool | None = None
     top_logprobs: shared.TopLogprobs | None = None
     tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: _ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template: str | None = None
     """Name among the model's templates, such as `tool_use`."""

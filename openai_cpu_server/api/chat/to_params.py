@@ -86,7 +86,7 @@ def checked_messages(messages: Sequence[schema.Message]) -> list[dict[str, objec
         if is_latest and not part.is_attached:
             param = f"{at}.type"
             raise InvalidRequest(_unseen(part, param), param=param, code="unsupported_content")
-    return [_known_fields(message) for message in messages]
+    return [_message_fields(message) for message in messages]
 
 
 def unsupported_parts(messages: Sequence[schema.Message]) -> list[str]:
@@ -155,7 +155,7 @@ def sent_reasoning(message: schema.Message) -> str | None:
     return message.reasoning_content or message.reasoning or message.thinking or "\n".join(thoughts) or None
 
 
-def _known_fields(message: schema.Message) -> dict[str, object]:
+def _message_fields(message: schema.Message) -> dict[str, object]:
     fields: dict[str, object] = {"role": message.role}
     if isinstance(message.content, list):
         parts = [part for part in message.content if part.type not in schema.REASONING_TYPES]

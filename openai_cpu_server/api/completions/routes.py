@@ -26,7 +26,7 @@ from openai_cpu_server.json_size import MOST_TOKENS
 class CompletionBody(shared.GenerationBody, shared.PredictionBody):
     most_numbers: ClassVar[int] = MOST_TOKENS
 
-    prompt: shared.Prompt
+    prompt: shared.CompletionPrompt
     suffix: str | None = None
     max_tokens: shared.ScoringLimit = None
     truncate_prompt_tokens: shared.LastTokens | None = None

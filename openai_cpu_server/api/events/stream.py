@@ -68,8 +68,8 @@ class EventFilter:
         if key is None:
             return None
         name, allowed = key.partition("@")[0], self.identity.allowed_models
-        is_known = self.is_whole or allowed is None or any(f"{model}:{name}" in allowed for model in names)
-        return name if is_known else None
+        is_visible = self.is_whole or allowed is None or any(f"{model}:{name}" in allowed for model in names)
+        return name if is_visible else None
 
     def owns(self, client: str) -> bool:
         return Client.of_label(client).is_owned_by(self.identity)

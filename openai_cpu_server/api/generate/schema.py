@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from openai_cpu_server.api.generation.schema import GenerationBody, JsonObject, OutputLimit
+from openai_cpu_server.api.generation.params import JsonObject
+from openai_cpu_server.api.generation.schema import GenerationBody, OutputLimit
 
 MAX_ITEMS = 1024
 """Default limit of sequences in one call of another family."""

@@ -87,7 +87,7 @@ class AnswerLookup:
             ),
             requests=call.requests,
             is_repeatable=call.is_repeatable,
-            asked_tokens=0 if call.context_ends_it else call.max_output_tokens,
+            output_limit=0 if call.context_ends_it else call.max_output_tokens,
             turn=turn,
         )
 
@@ -107,7 +107,7 @@ class AnswerLookup:
     ) -> None:
         """Skip the answer if another adapter has taken the name meanwhile."""
         finishes = [event.finish for event in events if event.finish is not None]
-        are_good = all(is_good(finish, asked_tokens=question.asked_tokens) for finish in finishes)
+        are_good = all(is_good(finish, output_limit=question.output_limit) for finish in finishes)
         if are_good and chosen.adapter_key == question.scope.adapter:
             self.cache.keep(question, place, events)
 
@@ -123,7 +123,7 @@ async def _vector(model: ServedModel, caller: RouterCaller, text: str) -> bytes 
 def _shown(
     call: ResolvedRequest, use: AnswerUse, request_log: RequestLog, similarity: float | None = None
 ) -> CachedAnswer:
-    request_log.recalled(use, similarity)
+    request_log.answered_from_cache(use, similarity)
     header = use.value
     if similarity is not None:
         # Rounded down, because 1.00 is for turns that the embedding model cannot distinguish.

@@ -62,11 +62,11 @@ def router_input(params: GenerationParams, caller: Caller) -> decide.RouterInput
     holder = Client.of(identity, None).label
     # Users of one key with a name are several, for a router.
     nameless = Identity(None, identity.digest, identity.address)
-    prompt, given_tokens, limit = params.prompt, 0, params.max_tokens
+    prompt, num_token_ids, limit = params.prompt, 0, params.max_tokens
     if isinstance(prompt, PromptsParam):
         texts = tuple(text for text in prompt.prompts if isinstance(text, str))
         request = texts[-1] if texts else ""
-        given_tokens = sum(len(tokens) for tokens in prompt.prompts if not isinstance(tokens, str))
+        num_token_ids = sum(len(tokens) for tokens in prompt.prompts if not isinstance(tokens, str))
     else:
         each = prompt.each if isinstance(prompt, ConversationsParam) else (prompt,)
         messages = [message for conversation in each for message in conversation.messages]
@@ -75,7 +75,7 @@ def router_input(params: GenerationParams, caller: Caller) -> decide.RouterInput
     return decide.RouterInput(
         texts=texts,
         request=request,
-        given_tokens=given_tokens,
+        num_token_ids=num_token_ids,
         max_tokens=None if limit is None or limit.is_unlimited else limit.tokens,
         has_tools=params.tools is not None,
         has_schema=params.form is not None,

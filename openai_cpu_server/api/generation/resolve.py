@@ -520,7 +520,7 @@ def last_turn(
 
 # -- prompts of texts --------------------------------------------------------------------------------------
 
-Text = Union[str, Sequence[Union[int, str]]]
+_Text = Union[str, Sequence[Union[int, str]]]
 
 
 def text_prompts(texts: PromptsParam, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
@@ -533,7 +533,7 @@ def text_prompts(texts: PromptsParam, tokenizer: Tokenizer, most_tokens: int | N
     return [_fill_in(prompt, texts.suffix, texts, tokenizer, most_tokens) for prompt in texts.prompts]
 
 
-def _plain(prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, echo: bool) -> Prompt:
+def _plain(prompt: _Text, tokenizer: Tokenizer, most_tokens: int | None, *, echo: bool) -> Prompt:
     tokens = _tokens(prompt, tokenizer, most_tokens, add_special=True)
     if not tokens:
         message = "Invalid value for 'prompt': it is empty, and this model has no token to begin with."
@@ -542,7 +542,7 @@ def _plain(prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, echo:
 
 
 def _fill_in(
-    prefix: Text, suffix: str, texts: PromptsParam, tokenizer: Tokenizer, most_tokens: int | None
+    prefix: _Text, suffix: str, texts: PromptsParam, tokenizer: Tokenizer, most_tokens: int | None
 ) -> Prompt:
     fim, path = tokenizer.fim, texts.suffix_path
     if fim is None:
@@ -580,13 +580,13 @@ def _files(files: Sequence[FileParam], fim: FimTokens, tokenizer: Tokenizer, roo
 
 
 def _tokens(
-    prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, add_special: bool
+    prompt: _Text, tokenizer: Tokenizer, most_tokens: int | None, *, add_special: bool
 ) -> tuple[int, ...]:
     tokens = whole_prompt(prompt, tokenizer, add_special=add_special, most_tokens=most_tokens)
     return check_tokens(tokens, vocab_size=tokenizer.vocab_size, param="prompt")
 
 
-def _text(prompt: Text, tokenizer: Tokenizer) -> str:
+def _text(prompt: _Text, tokenizer: Tokenizer) -> str:
     if isinstance(prompt, str):
         return prompt
     items = prompt[1:] if prompt[0] == tokenizer.bos else prompt

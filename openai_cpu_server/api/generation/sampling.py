@@ -261,7 +261,7 @@ _SPELLINGS = {
 _NEUTRAL = Sampling(seed=0)
 
 
-def _known_samplers(value: object) -> tuple[str, ...]:
+def _sampler_names(value: object) -> tuple[str, ...]:
     names = [_BY_LETTER.get(letter, letter) for letter in value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise PydanticCustomError("samplers", "Input should be a list of names, or a string of their letters")
@@ -274,7 +274,7 @@ def _known_samplers(value: object) -> tuple[str, ...]:
 
 
 Samplers = Annotated[
-    tuple[str, ...], PlainValidator(_known_samplers, json_schema_input_type=Union[list[str], str])
+    tuple[str, ...], PlainValidator(_sampler_names, json_schema_input_type=Union[list[str], str])
 ]
 
 

@@ -10,14 +10,18 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    JsonValue,
     PlainValidator,
     Tag,
     ValidationInfo,
 )
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.generation.params import Attachment, AttachmentSource, attachment_source
+from openai_cpu_server.api.generation.params import (
+    Attachment,
+    AttachmentSource,
+    JsonObject,
+    attachment_source,
+)
 from openai_cpu_server.api.generation.sampling import Samplers
 from openai_cpu_server.contract.request import (
     COLDEST,
@@ -67,7 +71,7 @@ PROMPT_KIND = Discriminator(
 )
 
 NonEmpty = Annotated[str, Field(min_length=1)]
-Tokens = NonEmptyList[int]
+TokenIds = NonEmptyList[int]
 
 MAX_STOPS = 64
 """Completing editors send more than the usual 16."""
@@ -75,12 +79,12 @@ Stop = Annotated[
     Union[NonEmpty, Annotated[list[NonEmpty], Field(max_length=MAX_STOPS, fail_fast=True)]], TEXT_OR_LIST
 ]
 
-Prompt = Annotated[
+CompletionPrompt = Annotated[
     Union[
         Annotated[str, Tag("<text>")],
         Annotated[NonEmptyList[str], Tag("<texts>")],
-        Annotated[Tokens, Tag("<tokens>")],
-        Annotated[NonEmptyList[Tokens], Tag("<token lists>")],
+        Annotated[TokenIds, Tag("<tokens>")],
+        Annotated[NonEmptyList[TokenIds], Tag("<token lists>")],
     ],
     PROMPT_KIND,
 ]
@@ -236,12 +240,11 @@ IntegralFloat = BeforeValidator(
 OutputLimit = Annotated[PositiveCount | None, BeforeValidator(_or_no_limit)]
 ScoringLimit = Annotated[Count | None, BeforeValidator(_or_no_limit)]
 """0 requests only the prompt's scores."""
-Budget = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
+ThinkingBudget = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
 """Tokens, or -1 for no limit as in llama-server."""
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 Seed = int
 """Any integer, reduced to 63 bits. -1 counts as absent."""
-JsonObject = dict[str, JsonValue]
 _NAMING = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("default", "const")
 
@@ -327,14 +330,14 @@ class StructuredOutputs(Body):
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """`max` means `xhigh`."""
-Key = Annotated[str, Field(max_length=64)]
-Value = Annotated[str, Field(max_length=512)]
-Notes = Annotated[dict[Key, Value], Field(max_length=16, fail_fast=True)]
+_NoteKey = Annotated[str, Field(max_length=64)]
+_NoteValue = Annotated[str, Field(max_length=512)]
+Notes = Annotated[dict[_NoteKey, _NoteValue], Field(max_length=16, fail_fast=True)]
 
 
 class StreamOptions(Body):
-    hints: ClassVar[ignored_params.Hints] = ignored_params.STREAM_HINTS
-    refusals: ClassVar[ignored_params.Refusals] = ignored_params.STREAM_REFUSALS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.STREAM_IGNORED
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = ignored_params.STREAM_UNSUPPORTED
 
     include_usage: bool | None = None
 
@@ -405,8 +408,8 @@ class SharedBody(ProgressBody):
 
 
 class GenerationBody(SharedBody):
-    hints: ClassVar[ignored_params.Hints] = ignored_params.GENERATION_HINTS
-    refusals: ClassVar[ignored_params.Refusals] = ignored_params.GENERATION_REFUSALS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.GENERATION_IGNORED
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = ignored_params.GENERATION_UNSUPPORTED
 
     stream_options: StreamOptions | None = None
     n: PositiveCount | None = None
@@ -443,12 +446,12 @@ class ReasoningBody(Body):
     reasoning: OpenRouterReasoning | None = None
     thinking: ThinkingSwitch | None = None
     enable_thinking: bool | None = None
-    thinking_budget: Budget | None = None
-    thinking_token_budget: Budget | None = None
+    thinking_budget: ThinkingBudget | None = None
+    thinking_token_budget: ThinkingBudget | None = None
     """vLLM's name."""
-    thinking_budget_tokens: Budget | None = None
+    thinking_budget_tokens: ThinkingBudget | None = None
     """llama-server's name, like the next."""
-    reasoning_budget_tokens: Budget | None = None
+    reasoning_budget_tokens: ThinkingBudget | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
 
@@ -511,4 +514,4 @@ def is_token_id(value: object) -> bool:
 
 
 _SentPrompts = Union[str, list[Union[int, str, list[Union[int, str]], JsonObject]], JsonObject]
-Prompts = Annotated[tuple[MixedText, ...], PlainValidator(_prompts, json_schema_input_type=_SentPrompts)]
+MixedPrompts = Annotated[tuple[MixedText, ...], PlainValidator(_prompts, json_schema_input_type=_SentPrompts)]

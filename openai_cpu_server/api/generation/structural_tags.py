@@ -10,7 +10,7 @@ from pydantic import Field
 
 from openai_cpu_server.api.generation import schema as shared
 from openai_cpu_server.api.generation.output import MOST_SHARES
-from openai_cpu_server.api.generation.params import FormParam
+from openai_cpu_server.api.generation.params import FormParam, JsonObject
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import Body, by_type, parse_fields
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
@@ -29,7 +29,7 @@ class _ConstString(Body):
 
 class _Schema(Body):
     type: Literal["json_schema"]
-    json_schema: Union[bool, shared.JsonObject]
+    json_schema: Union[bool, JsonObject]
     style: Literal["json"] | None = None
     """JSON alone, because `tools` makes the styles of tool calls."""
 
@@ -49,7 +49,7 @@ class _Regex(Body):
     pattern: str
 
 
-class _Several(Body):
+class _SequenceOrChoice(Body):
     type: Literal["sequence", "or"]
     elements: shared.NonEmptyList[_Format]
 
@@ -82,7 +82,17 @@ class _SeparatedTags(_Tags):
 
 
 _Format = Annotated[
-    Union[_ConstString, _Schema, _AnyText, _Grammar, _Regex, _Several, _Tag, _TriggeredTags, _SeparatedTags],
+    Union[
+        _ConstString,
+        _Schema,
+        _AnyText,
+        _Grammar,
+        _Regex,
+        _SequenceOrChoice,
+        _Tag,
+        _TriggeredTags,
+        _SeparatedTags,
+    ],
     by_type(
         "tag_format",
         "Input should be an object whose 'type' is one of const_string, json_schema, any_text, grammar, "
@@ -114,7 +124,7 @@ class _PlacedTag(NamedTuple):
         return cls(tag.begin, ends, schema, at, f"{at}.schema")
 
 
-def tag_form(fields: shared.JsonObject, at: str) -> FormParam:
+def tag_form(fields: JsonObject, at: str) -> FormParam:
     """Build the form of a tag at this path. Raises InvalidRequest."""
     wanted, _ = parse_fields(_StructuralTag, fields, lenient=False, at=at)
     whole, place = wanted.format, f"{at}.format"
@@ -180,7 +190,7 @@ class _Writer:
                 return quoted(wanted.value)
             case _AnyText():
                 return self.text_without((*(wanted.excludes or ()), *ends), at)
-            case _Several():
+            case _SequenceOrChoice():
                 return self._several(wanted, at, ends)
             case _Tag():
                 return self._tag(_PlacedTag.of(wanted, at), ends)
@@ -218,7 +228,7 @@ class _Writer:
         content = self.written(tag.content, tag.content_at, own if len(own) == len(tag.ends) else ends)
         return f"{quoted(tag.begin)} {content} ({' | '.join(map(quoted, tag.ends))})"
 
-    def _several(self, wanted: _Several, at: str, ends: tuple[str, ...]) -> str:
+    def _several(self, wanted: _SequenceOrChoice, at: str, ends: tuple[str, ...]) -> str:
         last, is_choice = len(wanted.elements) - 1, wanted.type == "or"
         each = [
             self.written(one, f"{at}.elements[{index}]", ends if is_choice or index == last else ())

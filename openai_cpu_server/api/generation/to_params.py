@@ -14,6 +14,7 @@ from openai_cpu_server.api.generation.params import (
     FormParam,
     FunctionParam,
     GenerationParams,
+    JsonObject,
     LimitParam,
     MessageParam,
     PromptsParam,
@@ -22,7 +23,6 @@ from openai_cpu_server.api.generation.params import (
 from openai_cpu_server.api.generation.sampling import sampling_param
 from openai_cpu_server.api.generation.schema import (
     GenerationBody,
-    JsonObject,
     PredictionBody,
     ReasoningBody,
     ResponseFormat,
@@ -236,15 +236,15 @@ _OURS = frozenset(
 )
 """Template variables that requests cannot set."""
 T = TypeVar("T")
-Sent = tuple[str, T]
+_FieldValue = tuple[str, T]
 """Path and value."""
 
 
 def reasoning_param(
     *,
-    efforts: Sequence[Sent[str]] = (),
-    switches: Sequence[Sent[bool]] = (),
-    budgets: Sequence[Sent[int]] = (),
+    efforts: Sequence[_FieldValue[str]] = (),
+    switches: Sequence[_FieldValue[bool]] = (),
+    budgets: Sequence[_FieldValue[int]] = (),
     variables: Mapping[str, object] | None = None,
     is_hidden: bool = False,
 ) -> ReasoningParam:
@@ -291,7 +291,7 @@ def thinking_of(body: ReasoningBody) -> ReasoningParam:
     )
 
 
-def sent_fields(body: Body, *paths: str) -> list[Sent[Any]]:
+def sent_fields(body: Body, *paths: str) -> list[_FieldValue[Any]]:
     values = []
     for path in paths:
         value: Any = body
@@ -302,7 +302,7 @@ def sent_fields(body: Body, *paths: str) -> list[Sent[Any]]:
     return values
 
 
-def _one(sent: Sequence[Sent[T]]) -> T | None:
+def _one(sent: Sequence[_FieldValue[T]]) -> T | None:
     if not sent:
         return None
     path, value = sent[0]

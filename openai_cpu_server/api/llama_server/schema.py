@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation import schema as shared
-from openai_cpu_server.api.generation.params import LimitParam, LogitBiasParam
+from openai_cpu_server.api.generation.params import JsonObject, LimitParam, LogitBiasParam
 from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
 from openai_cpu_server.http import ignored_params
 from openai_cpu_server.json_size import MOST_TOKENS
@@ -77,15 +77,15 @@ class LlamaServerBody(shared.SharedBody, shared.PredictionBody, shared.OpenBody)
 
     most_numbers: ClassVar[int] = MOST_TOKENS
     is_open: ClassVar[bool] = True
-    hints: ClassVar[ignored_params.Hints] = {
-        **ignored_params.LLAMA_SERVER_HINTS,
+    ignored: ClassVar[ignored_params.IgnoredParams] = {
+        **ignored_params.LLAMA_SERVER_IGNORED,
         "reasoning_format": ignored_params.IgnoredParam(_CHATS),
         "parse_tool_calls": ignored_params.IgnoredParam(_CHATS, (False,)),
         "chat_format": ignored_params.IgnoredParam(_CHATS),
         "stream_options": ignored_params.IgnoredParam("the last chunk has all counts in any case"),
     }
-    refusals: ClassVar[ignored_params.Refusals] = {
-        **ignored_params.LLAMA_SERVER_REFUSALS,
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = {
+        **ignored_params.LLAMA_SERVER_UNSUPPORTED,
         "reasoning_budget_tokens": ignored_params.UnsupportedParam(_CHATS, (-1,)),
         "echo": ignored_params.UnsupportedParam("the answer always shows the prompt in 'prompt'", (False,)),
     }
@@ -103,7 +103,7 @@ class LlamaServerBody(shared.SharedBody, shared.PredictionBody, shared.OpenBody)
     dry_allowed_length: WholeCount | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), shared.IntegralFloat] | None = None
     grammar: Annotated[str | None, BeforeValidator(lambda value: value or None)] = None
-    json_schema: shared.JsonObject | None = None
+    json_schema: JsonObject | None = None
     return_tokens: bool | None = None
     response_fields: Annotated[list[shared.NonEmpty], Field(max_length=64, fail_fast=True)] | None = None
     """Fields of the answer, where `a/b` is the field `b` of `a`."""
@@ -116,7 +116,7 @@ class LlamaServerBody(shared.SharedBody, shared.PredictionBody, shared.OpenBody)
 
 
 class LlamaCompletionBody(LlamaServerBody):
-    prompt: shared.Prompts
+    prompt: shared.MixedPrompts
 
 
 class InputExtra(shared.OpenBody):

@@ -71,7 +71,7 @@ def _response(error: Exception, request_id: str) -> Response:
     return errors.json_response(body, status, errors.headers_of(error))
 
 
-SHAPE = errors.ErrorShape((MESSAGES,), _response, ("x-request-id", "request-id"))
+MESSAGES_ERROR_SHAPE = errors.ErrorShape((MESSAGES,), _response, ("x-request-id", "request-id"))
 """Anthropic's SDKs read only `request-id`."""
 _UNSIGNED = "unsigned"
 """Placeholder for Anthropic's signature of reasoning, which clients send back unchecked."""

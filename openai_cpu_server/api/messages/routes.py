@@ -56,4 +56,4 @@ class MessagesRoutes:
         return await count_tokens(request, COUNTED, self._route.service, TokensCounted)
 
 
-ROUTER = ApiRouter[AppState](MessagesRoutes, shape=render.SHAPE)
+ROUTER = ApiRouter[AppState](MessagesRoutes, shape=render.MESSAGES_ERROR_SHAPE)

@@ -5,15 +5,21 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import Field, JsonValue
 
 from openai_cpu_server.api.generation import schema as shared
-from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
+from openai_cpu_server.api.generation.params import JsonObject
+from openai_cpu_server.http.ignored_params import (
+    IgnoredParam,
+    IgnoredParams,
+    UnsupportedParam,
+    UnsupportedParams,
+)
 from openai_cpu_server.http.parse import by_type
 
-MAX_TOOLS = 512
+_MAX_TOOLS = 512
 """More than OpenAI's 128, for agents with many tool servers."""
 NO_THREADS = "thread_unsupported_request"
 """Makes Anthropic's SDKs send the whole conversation."""
 _SERVICE = IgnoredParam("it is for a service of Anthropic")
-SERVICE_HINTS: Hints = dict.fromkeys(
+SERVICE_IGNORED: IgnoredParams = dict.fromkeys(
     (
         "billing_policy",
         "container",
@@ -28,7 +34,7 @@ SERVICE_HINTS: Hints = dict.fromkeys(
     ),
     _SERVICE,
 )
-SERVICE_REFUSALS: Refusals = {
+SERVICE_UNSUPPORTED: UnsupportedParams = {
     "compaction": UnsupportedParam("conversations are not summarised"),
     "mcp_servers": UnsupportedParam("only the Responses API calls MCP servers", ([],)),
     "thread": UnsupportedParam("conversations are not stored; send all messages", code=NO_THREADS),
@@ -64,7 +70,7 @@ class ToolUseBlock(Cacheable):
     type: Literal["tool_use"]
     id: shared.NonEmpty
     name: shared.NonEmpty
-    input: shared.JsonObject
+    input: JsonObject
 
 
 class ToolResultBlock(Cacheable):
@@ -74,18 +80,18 @@ class ToolResultBlock(Cacheable):
     is_error: bool | None = None
 
 
-Block = Annotated[
+InputBlock = Annotated[
     Union[TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ToolResultBlock, shared.ForeignKind],
     by_type(),
 ]
 OnlyText = Annotated[Union[TextBlock, shared.ForeignKind], by_type()]
 ResultContent = shared.TextOrList[shared.ListOf[OnlyText]]
-Content = shared.TextOrList[shared.ListOf[Block]]
+_Content = shared.TextOrList[shared.ListOf[InputBlock]]
 
 
 class InputMessage(shared.OpenBody):
     role: Literal["user", "assistant", "system"]
-    content: Content
+    content: _Content
 
 
 class CustomTool(Cacheable):
@@ -98,7 +104,7 @@ class CustomTool(Cacheable):
     """Ignored, because arguments are always streamed."""
 
 
-AnyTool = Annotated[Union[CustomTool, shared.ForeignKind], by_type()]
+_AnyTool = Annotated[Union[CustomTool, shared.ForeignKind], by_type()]
 """Anthropic's own tools, such as `web_search_20250305`, are left out."""
 
 
@@ -121,7 +127,7 @@ class ThinkingOptions(shared.OpenBody):
 
 class OutputFormat(shared.OpenBody):
     type: Literal["json_schema"]
-    json_schema: Annotated[shared.JsonObject, Field(alias="schema")]
+    json_schema: Annotated[JsonObject, Field(alias="schema")]
 
 
 class OutputConfig(shared.OpenBody):
@@ -146,13 +152,13 @@ class CountBody(Cacheable):
     """Fields that determine the prompt's length. Fields that only concern the answer are ignored."""
 
     is_open: ClassVar[bool] = False
-    refusals: ClassVar[Refusals] = SERVICE_REFUSALS
-    hints: ClassVar[Hints] = {**SERVICE_HINTS, **dict.fromkeys(_ANSWERING, _UNCOUNTED)}
+    unsupported: ClassVar[UnsupportedParams] = SERVICE_UNSUPPORTED
+    ignored: ClassVar[IgnoredParams] = {**SERVICE_IGNORED, **dict.fromkeys(_ANSWERING, _UNCOUNTED)}
 
     model: str | None = None
     messages: shared.NonEmptyList[InputMessage]
     system: ResultContent | None = None
-    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[_AnyTool], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
@@ -161,7 +167,7 @@ class CountBody(Cacheable):
 
 
 class MessagesBody(CountBody, shared.ProgressBody):
-    hints: ClassVar[Hints] = SERVICE_HINTS
+    ignored: ClassVar[IgnoredParams] = SERVICE_IGNORED
 
     max_tokens: shared.PositiveCount
     stream: bool | None = None

@@ -46,7 +46,7 @@ _ALLOWED = {
 
 
 class PlacedBlock(NamedTuple):
-    block: schema.Block
+    block: schema.InputBlock
     at: str
 
 
@@ -163,7 +163,7 @@ def _system_text(system: str | Sequence[schema.TextBlock | ForeignKind] | None) 
     return joined_texts(text for text in texts if text)
 
 
-def _text(block: schema.Block) -> str:
+def _text(block: schema.InputBlock) -> str:
     match block:
         case schema.TextBlock(text=text):
             return text
@@ -172,7 +172,9 @@ def _text(block: schema.Block) -> str:
     return ""
 
 
-def _placed(content: str | Sequence[schema.Block], at: str, within: str = ".content") -> list[PlacedBlock]:
+def _placed(
+    content: str | Sequence[schema.InputBlock], at: str, within: str = ".content"
+) -> list[PlacedBlock]:
     if isinstance(content, str):
         return [PlacedBlock(schema.TextBlock(type="text", text=content), at)]
     return [PlacedBlock(block, f"{at}{within}[{index}]") for index, block in enumerate(content)]
@@ -194,7 +196,7 @@ def _messages(turn: _Turn) -> Iterator[params.MessageParam]:
         yield params.MessageParam({"role": turn.role, "content": text}, path=turn.at)
 
 
-def _assistant(blocks: Sequence[schema.Block], text: str) -> Mapping[str, object]:
+def _assistant(blocks: Sequence[schema.InputBlock], text: str) -> Mapping[str, object]:
     calls = [
         {
             "id": block.id,

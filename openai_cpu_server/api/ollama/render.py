@@ -51,7 +51,7 @@ def ollama_error(error: Exception, request_id: str) -> OllamaError:
     return OllamaError(errors.error_object(error, request_id=request_id).error.message)
 
 
-SHAPE = errors.ErrorShape(
+OLLAMA_ERROR_SHAPE = errors.ErrorShape(
     (OLLAMA,),
     lambda error, request_id: errors.json_response(
         ollama_error(error, request_id), errors.failure_of(error).status, errors.headers_of(error)

@@ -216,4 +216,4 @@ class OllamaRoutes:
         await store.derive(name, preset)
 
 
-ROUTER = ApiRouter[AppState](OllamaRoutes, shape=render.SHAPE)
+ROUTER = ApiRouter[AppState](OllamaRoutes, shape=render.OLLAMA_ERROR_SHAPE)

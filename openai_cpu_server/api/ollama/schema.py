@@ -5,14 +5,20 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import Field
 
 from openai_cpu_server.api.generation import schema as shared
+from openai_cpu_server.api.generation.params import JsonObject
 from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.errors import missing
-from openai_cpu_server.http.ignored_params import Hints, IgnoredParam, Refusals, UnsupportedParam
+from openai_cpu_server.http.ignored_params import (
+    IgnoredParam,
+    IgnoredParams,
+    UnsupportedParam,
+    UnsupportedParams,
+)
 from openai_cpu_server.http.parse import by_value
 from openai_cpu_server.json_size import MOST_TOKENS
 from openai_cpu_server.models.defaults import SamplingValues
 
-MAX_TOOLS = 512
+_MAX_TOOLS = 512
 """Home Assistant has one tool for each action of a house."""
 _RUNNER = IgnoredParam("the server's options set it for all requests")
 _NO_MIROSTAT = "this sampler is not implemented"
@@ -21,7 +27,7 @@ OLLAMA_DEFAULTS: SamplingValues = {"temperature": 0.8, "top_k": 40, "top_p": 0.9
 
 
 class OllamaOptions(shared.OpenBody):
-    hints: ClassVar[Hints] = dict.fromkeys(
+    ignored: ClassVar[IgnoredParams] = dict.fromkeys(
         (
             "num_ctx",
             "num_keep",
@@ -42,7 +48,7 @@ class OllamaOptions(shared.OpenBody):
         ),
         _RUNNER,
     )
-    refusals: ClassVar[Refusals] = {
+    unsupported: ClassVar[UnsupportedParams] = {
         "mirostat": UnsupportedParam(_NO_MIROSTAT, (0,)),
         "tfs_z": UnsupportedParam(_NO_MIROSTAT, (1, 1.0)),
         "penalize_newline": UnsupportedParam("line ends are tokens like all others", (True,)),
@@ -72,13 +78,13 @@ TokenId = Annotated[int, Field(ge=0, le=COUNT.most), shared.IntegralFloat]
 class OllamaBody(shared.ProgressBody, shared.OpenBody):
     """Body whose unknown fields are ignored, as in Ollama."""
 
-    hints: ClassVar[Hints] = {
+    ignored: ClassVar[IgnoredParams] = {
         "keep_alive": IgnoredParam(
             "the server decides how long models stay in memory; 0 without messages or a prompt unloads",
             (0, "0"),
         )
     }
-    refusals: ClassVar[Refusals] = {
+    unsupported: ClassVar[UnsupportedParams] = {
         "shift": UnsupportedParam("an answer ends at the end of the context", (False,))
     }
 
@@ -114,7 +120,7 @@ class OllamaTool(shared.OpenBody):
 
 class OllamaCalled(shared.OpenBody):
     name: str
-    arguments: shared.JsonObject | None = None
+    arguments: JsonObject | None = None
 
 
 class OllamaSentCall(shared.OpenBody):
@@ -135,7 +141,7 @@ class OllamaMessage(shared.OpenBody):
 class OllamaChatBody(OllamaBody):
     messages: shared.ListOf[OllamaMessage] | None = None
     """Loads the model if absent, or unloads it with a `keep_alive` of 0."""
-    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[OllamaTool], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = None
 
 
 class OllamaGenerateBody(OllamaBody):
@@ -175,12 +181,14 @@ class OllamaNamed(shared.OpenBody):
 
 
 class OllamaPullBody(OllamaNamed):
-    hints: ClassVar[Hints] = {"insecure": IgnoredParam("the hub is the one that HF_ENDPOINT names", (False,))}
+    ignored: ClassVar[IgnoredParams] = {
+        "insecure": IgnoredParam("the hub is the one that HF_ENDPOINT names", (False,))
+    }
 
 
 class OllamaCreateBody(OllamaNamed):
-    hints: ClassVar[Hints] = {"license": IgnoredParam("it belongs to the model")}
-    refusals: ClassVar[Refusals] = {
+    ignored: ClassVar[IgnoredParams] = {"license": IgnoredParam("it belongs to the model")}
+    unsupported: ClassVar[UnsupportedParams] = {
         "files": UnsupportedParam(NO_FILES, ({},)),
         "adapters": UnsupportedParam("load it with POST /v1/adapters", ({},)),
         "quantize": UnsupportedParam("the command `openai-cpu-server quantize` writes smaller files", ("",)),

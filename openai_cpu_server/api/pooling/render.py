@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET, UnsetType
 
-from openai_cpu_server.api.pooling.schema import Rows
+from openai_cpu_server.api.pooling.schema import Vectors
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import GenerationFailed
 
@@ -22,14 +22,14 @@ _POWERS = 10.0 ** np.arange(23)
 _ENCODER = msgspec.json.Encoder()
 
 
-def checked(rows: Rows) -> Rows:
+def checked(rows: Vectors) -> Vectors:
     """Raise GenerationFailed for numbers that JSON cannot express."""
     if not np.isfinite(rows).all():
         raise GenerationFailed("The model computed a value that is not a number.")
     return rows
 
 
-def normalised(rows: Rows) -> Rows:
+def normalised(rows: Vectors) -> Vectors:
     """Zeros stay zeros."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return (rows / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
@@ -40,19 +40,19 @@ class LlamaVector(msgspec.Struct, frozen=True):
     embedding: list[list[float]]
 
 
-def llama_vectors(rows: Rows, figures: Figures, *, is_normalised: bool) -> bytes:
+def llama_vectors(rows: Vectors, figures: Figures, *, is_normalised: bool) -> bytes:
     vectors = as_numbers(normalised(checked(rows)) if is_normalised else checked(rows))
     return b"[%b]" % b",".join(b'{"index":%d,"embedding":[%b]}' % each for each in enumerate(vectors))
 
 
-def as_base64(rows: Rows) -> Iterator[bytes]:
+def as_base64(rows: Vectors) -> Iterator[bytes]:
     num_bytes = 4 * rows.shape[1]
     raw = rows.astype("<f4", copy=False).tobytes()
     for start in range(0, len(raw), num_bytes):
         yield b'"%b"' % binascii.b2a_base64(raw[start : start + num_bytes], newline=False)
 
 
-def as_numbers(rows: Rows) -> Iterator[bytes]:
+def as_numbers(rows: Vectors) -> Iterator[bytes]:
     """Yield a JSON array per row, so that other threads get their turn in between."""
     # Rounded to the fewest digits of the same float32. JSON of float64 is 1.6 times as long, and Python's
     # parser takes three times as long.
@@ -94,7 +94,13 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def embedding_list(
-    rows: Rows, figures: Figures, *, model: str, prompt_tokens: int, is_base64: bool, dimensions: int | None
+    rows: Vectors,
+    figures: Figures,
+    *,
+    model: str,
+    prompt_tokens: int,
+    is_base64: bool,
+    dimensions: int | None,
 ) -> bytes:
     """Join the pieces once, because the whole may have 10 MB."""
     vectors = normalised(checked(rows)[:, :dimensions])
@@ -127,28 +133,28 @@ class Reranked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Scores = npt.NDArray[np.float64]
-ScoresOf = Callable[[Rows], Scores]
+ScoresOf = Callable[[Vectors], Scores]
 
 
-def cosines(rows: Rows, *, num_queries: int = 1) -> Scores:
+def cosines(rows: Vectors, *, num_queries: int = 1) -> Scores:
     """Compare the first row with the others, or as many first rows with as many others."""
     vectors = normalised(rows).astype(np.float64)
     found: Scores = (vectors[num_queries:] * vectors[:num_queries]).sum(axis=1)
     return found
 
 
-def first_numbers(rows: Rows) -> Scores:
+def first_numbers(rows: Vectors) -> Scores:
     return rows[:, 0].astype(np.float64)
 
 
-def probabilities(rows: Rows) -> Scores:
+def probabilities(rows: Vectors) -> Scores:
     return 1 / (1 + np.exp(-first_numbers(rows)))
 
 
 def ranking(
     head: AnswerHead,
     scores_of: ScoresOf,
-    rows: Rows,
+    rows: Vectors,
     figures: Figures,
     *,
     top_n: int | None,
@@ -176,7 +182,7 @@ class RankedText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def text_ranking(
-    scores_of: ScoresOf, rows: Rows, figures: Figures, *, top_n: int | None, texts: tuple[str, ...] | None
+    scores_of: ScoresOf, rows: Vectors, figures: Figures, *, top_n: int | None, texts: tuple[str, ...] | None
 ) -> bytes:
     return msgspec.json.encode(
         [
@@ -211,7 +217,7 @@ class ClassList(PooledList[Classified], frozen=True, kw_only=True):
 
 
 def class_list(
-    head: AnswerHead, rows: Rows, figures: Figures, *, labels: tuple[str, ...], activates: bool
+    head: AnswerHead, rows: Vectors, figures: Figures, *, labels: tuple[str, ...], activates: bool
 ) -> bytes:
     numbers = checked(rows).astype(np.float64)
     data = []
@@ -242,7 +248,7 @@ class ScoreList(PooledList[ScoredPair], frozen=True, kw_only=True):
     pass
 
 
-def score_list(head: AnswerHead, scores_of: ScoresOf, rows: Rows, figures: Figures) -> bytes:
+def score_list(head: AnswerHead, scores_of: ScoresOf, rows: Vectors, figures: Figures) -> bytes:
     scores: list[float] = scores_of(checked(rows)).tolist()
     data = [ScoredPair(index=index, score=score) for index, score in enumerate(scores)]
     timings = timings_of(figures)
@@ -260,7 +266,7 @@ class OllamaVectors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ollama_vectors(
-    rows: Rows, figures: Figures, *, model: str, prompt_tokens: int, dimensions: int | None
+    rows: Vectors, figures: Figures, *, model: str, prompt_tokens: int, dimensions: int | None
 ) -> bytes:
     vectors = b",".join(as_numbers(normalised(checked(rows)[:, :dimensions])))
     total, waited = (round(1e6 * ms) for ms in (figures.latency_ms, figures.queue_ms))
@@ -273,7 +279,7 @@ class OllamaVector(msgspec.Struct, frozen=True):
     embedding: list[float]
 
 
-def ollama_vector(rows: Rows, figures: Figures) -> bytes:
+def ollama_vector(rows: Vectors, figures: Figures) -> bytes:
     """The older route does not normalize."""
     return b'{"embedding":%b}' % (b"".join(as_numbers(checked(rows))) or b"[]")
 

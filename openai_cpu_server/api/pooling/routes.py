@@ -96,7 +96,7 @@ class PoolingRoute(Generic[B]):
 
 async def _rows(
     call: schema.PoolingCall, working: Embedding, model: str, request_log: RequestLog
-) -> schema.Rows:
+) -> schema.Vectors:
     num_inputs, num_done = len(call.work.inputs), 0
     try:
         async with working:
@@ -115,7 +115,7 @@ async def _rows(
     return np.frombuffer(vectors, np.dtype("<f4")).reshape(num_inputs, -1 if num_inputs else 0)
 
 
-async def _written(call: schema.PoolingCall, rows: schema.Rows, figures: Figures) -> bytes:
+async def _written(call: schema.PoolingCall, rows: schema.Vectors, figures: Figures) -> bytes:
     return await off_loop(rows.nbytes // _CHEAPER, partial(call.render, rows, figures))
 
 

@@ -24,12 +24,12 @@ MAX_INPUTS = 2048
 """OpenAI's limit."""
 
 _SOME = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
-Input = Annotated[
+EmbeddingInput = Annotated[
     Union[
         Annotated[shared.NonEmpty, Tag("<text>")],
         Annotated[list[shared.NonEmpty], _SOME, Tag("<texts>")],
-        Annotated[shared.Tokens, Tag("<tokens>")],
-        Annotated[list[shared.Tokens], _SOME, Tag("<token lists>")],
+        Annotated[shared.TokenIds, Tag("<tokens>")],
+        Annotated[list[shared.TokenIds], _SOME, Tag("<token lists>")],
     ],
     shared.PROMPT_KIND,
 ]
@@ -90,10 +90,10 @@ class PoolingBody(Body):
 
 class EmbeddingBody(PoolingBody):
     most_numbers: ClassVar[int] = MOST_TOKENS
-    hints: ClassVar[ignored_params.Hints] = ignored_params.EMBEDDING_HINTS
-    refusals: ClassVar[ignored_params.Refusals] = ignored_params.EMBEDDING_REFUSALS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.EMBEDDING_IGNORED
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = ignored_params.EMBEDDING_UNSUPPORTED
 
-    input: Input
+    input: EmbeddingInput
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: shared.PositiveCount | None = None
 
@@ -102,9 +102,9 @@ class LlamaEmbedBody(PoolingBody):
     is_open: ClassVar[bool] = True
     most_numbers: ClassVar[int] = MOST_TOKENS
 
-    content: shared.Prompts | None = None
+    content: shared.MixedPrompts | None = None
     """Text, token ids and texts, object with `prompt_string`, or list of these."""
-    input: shared.Prompts | None = None
+    input: shared.MixedPrompts | None = None
     embd_normalize: Literal[-1, 2] | None = None
     """-1 for the model's own length, 2 or absent for length 1."""
 
@@ -120,8 +120,8 @@ Document = Annotated[
 
 
 class RerankBody(PoolingBody):
-    hints: ClassVar[ignored_params.Hints] = ignored_params.RERANK_HINTS
-    refusals: ClassVar[ignored_params.Refusals] = ignored_params.RERANK_REFUSALS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.RERANK_IGNORED
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = ignored_params.RERANK_UNSUPPORTED
 
     query: shared.NonEmpty
     documents: Annotated[list[Document], _SOME] | None = None
@@ -165,7 +165,7 @@ class ScoreBody(PoolingBody):
 class ClassifyBody(PoolingBody):
     most_numbers: ClassVar[int] = MOST_TOKENS
 
-    input: Input
+    input: EmbeddingInput
     use_activation: bool | None = None
     """False for the model's own numbers instead of probabilities."""
 
@@ -174,7 +174,7 @@ class OllamaEmbedBody(PoolingBody):
     """`truncate` is true by default, and unknown fields are ignored, as in Ollama."""
 
     is_open: ClassVar[bool] = True
-    hints: ClassVar[ignored_params.Hints] = ignored_params.OLLAMA_EMBED_HINTS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.OLLAMA_EMBED_IGNORED
 
     input: Annotated[
         Union[str, Annotated[list[shared.NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True)]],
@@ -186,14 +186,14 @@ class OllamaEmbedBody(PoolingBody):
 
 class OllamaOldEmbedBody(PoolingBody):
     is_open: ClassVar[bool] = True
-    hints: ClassVar[ignored_params.Hints] = ignored_params.OLLAMA_EMBED_HINTS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.OLLAMA_EMBED_IGNORED
 
     prompt: str
 
 
-Rows = npt.NDArray[np.float32]
+Vectors = npt.NDArray[np.float32]
 """Shape: inputs x numbers."""
-Writer = Callable[[Rows, Figures], bytes]
+Writer = Callable[[Vectors, Figures], bytes]
 
 
 class YesOrNo(msgspec.Struct, frozen=True, kw_only=True):

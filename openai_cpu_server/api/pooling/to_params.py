@@ -19,7 +19,7 @@ from openai_cpu_server.http.context import Caller
 from openai_cpu_server.http.keys import Client, account_of
 from openai_cpu_server.prompt.chat_prompts import RerankPrompts
 
-Tokens = tuple[int, ...]
+_Tokens = tuple[int, ...]
 T = TypeVar("T")
 FOREIGN_TOKENS = "foreign_token_ids"
 
@@ -44,11 +44,11 @@ class InputReader(msgspec.Struct, frozen=True):
             keeps_end=cut is not None and cut.keeps_end,
         )
 
-    def texts(self, texts: Sequence[str], params: Sequence[str]) -> tuple[Tokens, ...]:
+    def texts(self, texts: Sequence[str], params: Sequence[str]) -> tuple[_Tokens, ...]:
         read = self._read(texts, params, add_special=True)
         return tuple(self._fitted(*each) for each in zip(read, params, strict=True))
 
-    def ids(self, ids: Sequence[int], param: str) -> Tokens:
+    def ids(self, ids: Sequence[int], param: str) -> _Tokens:
         """Reject ids that this tokenizer cannot produce."""
         begin, end = self.tokenizer.marks.begin, self.tokenizer.marks.end
         is_own = tuple(ids[: len(begin)]) == begin and tuple(ids[len(ids) - len(end) :]) == end
@@ -59,7 +59,7 @@ class InputReader(msgspec.Struct, frozen=True):
             raise InvalidRequest(_foreign(param, self.tokenizer), param=param, code=FOREIGN_TOKENS)
         return self._fitted(ids, param)
 
-    def pair(self, query: Sequence[int], text: Sequence[int], param: str) -> Tokens:
+    def pair(self, query: Sequence[int], text: Sequence[int], param: str) -> _Tokens:
         """Join a query and a text, of which only the text may be cut."""
         marks = self.tokenizer.marks
         head = (*marks.begin, *query, *marks.between)
@@ -67,9 +67,9 @@ class InputReader(msgspec.Struct, frozen=True):
         room = self.limit - len(head) - len(marks.end)
         if length > self.limit and not (self.truncate and room >= 0):
             raise InputTooLong(tokens=length, limit=self.limit, param=param)
-        return _require_some((*head, *self.kept(text, max(0, room)), *marks.end), param)
+        return _require_some((*head, *self.trim(text, max(0, room)), *marks.end), param)
 
-    def mixed(self, text: MixedText, param: str) -> Tokens:
+    def mixed(self, text: MixedText, param: str) -> _Tokens:
         """Add missing special tokens around the parts."""
         if isinstance(text, str):
             return self.texts([text], [param])[0]
@@ -85,7 +85,7 @@ class InputReader(msgspec.Struct, frozen=True):
             tokens = tokens[: -len(marks.end)]
         return self._fitted([*marks.begin, *tokens, *marks.end], param)
 
-    def kept(self, tokens: Sequence[T], room: int) -> Sequence[T]:
+    def trim(self, tokens: Sequence[T], room: int) -> Sequence[T]:
         return tokens[max(0, len(tokens) - room) :] if self.keeps_end else tokens[:room]
 
     def plain(self, texts: Sequence[str], params: Sequence[str]) -> list[list[int]]:
@@ -106,7 +106,7 @@ class InputReader(msgspec.Struct, frozen=True):
         length = (self.limit + 1) * longest_token
         return text[-length:] if self.keeps_end else text[:length]
 
-    def _fitted(self, tokens: Sequence[int], param: str) -> Tokens:
+    def _fitted(self, tokens: Sequence[int], param: str) -> _Tokens:
         _require_some(tokens, param)
         if len(tokens) <= self.limit:
             return tuple(tokens)
@@ -117,10 +117,10 @@ class InputReader(msgspec.Struct, frozen=True):
         room = self.limit - len(begin) - len(end)
         if room < 0:
             raise InputTooLong(tokens=len(begin) + len(end), limit=self.limit, param=param)
-        return (*begin, *self.kept(inner, room), *end)
+        return (*begin, *self.trim(inner, room), *end)
 
 
-def _require_some(tokens: Sequence[int], param: str) -> Tokens:
+def _require_some(tokens: Sequence[int], param: str) -> _Tokens:
     if not tokens:
         raise wrong(f"Invalid value for '{param}': this model has no tokens for it.", param)
     return tuple(tokens)
@@ -195,7 +195,7 @@ def resolve_ollama_embedding(body: schema.OllamaOldEmbedBody, context: ResolveCo
 
 
 def embed_request(
-    inputs: tuple[Tokens, ...], body: schema.PoolingBody, context: ResolveContext, *, id_prefix: str
+    inputs: tuple[_Tokens, ...], body: schema.PoolingBody, context: ResolveContext, *, id_prefix: str
 ) -> EmbedRequest:
     call_id = id_prefix + secrets.token_hex(12)
     return EmbedRequest(id=call_id, inputs=inputs, **request_origin(body, context.caller, id_prefix))
@@ -211,7 +211,7 @@ def request_origin(body: schema.PoolingBody, caller: Caller, id_prefix: str) -> 
     }
 
 
-def read_inputs(content: schema.Input, reader: InputReader, name: str) -> tuple[Tokens, ...]:
+def read_inputs(content: schema.EmbeddingInput, reader: InputReader, name: str) -> tuple[_Tokens, ...]:
     if isinstance(content, str):
         return reader.texts([content], [name])
     if isinstance(content[0], int):
@@ -361,7 +361,7 @@ class _Prompts(NamedTuple):
     reader: InputReader
     template: RerankPrompts
 
-    def prompts_of(self, pairs: _Pairs) -> list[Tokens]:
+    def prompts_of(self, pairs: _Pairs) -> list[_Tokens]:
         """Cut only the document."""
         found = []
         for query, documents, params in pairs.by_query():
@@ -370,7 +370,7 @@ class _Prompts(NamedTuple):
             found += [self._cut(*each, query) for each in zip(prompts, readable, params, strict=True)]
         return found
 
-    def _cut(self, tokens: Tokens, document: str, param: str, query: str) -> Tokens:
+    def _cut(self, tokens: _Tokens, document: str, param: str, query: str) -> _Tokens:
         limit = self.reader.limit
         if len(tokens) <= limit:
             return tokens
@@ -380,7 +380,7 @@ class _Prompts(NamedTuple):
             if not num_pieces:
                 raise InputTooLong(tokens=len(tokens), limit=limit, param=param)
             num_pieces = max(0, num_pieces - (len(tokens) - limit))
-            text = self.reader.tokenizer.decode(self.reader.kept(pieces, num_pieces))
+            text = self.reader.tokenizer.decode(self.reader.trim(pieces, num_pieces))
             (tokens,) = self.template.prompts(query, [text.removesuffix(_HALF).removeprefix(_HALF)])
         return tokens
 
@@ -395,7 +395,7 @@ def _answers(reader: InputReader, template: RerankPrompts) -> tuple[int, int]:
 
 
 def _questions(
-    prompts: list[Tokens],
+    prompts: list[_Tokens],
     answers: tuple[int, int],
     body: _ScoredBody,
     context: ResolveContext,
@@ -422,7 +422,7 @@ def _questions(
     return schema.YesOrNo(requests=requests, yes=yes, no=no)
 
 
-def _joined(pairs: _Pairs, body: _ScoredBody, context: ResolveContext) -> tuple[Tokens, ...]:
+def _joined(pairs: _Pairs, body: _ScoredBody, context: ResolveContext) -> tuple[_Tokens, ...]:
     reader = InputReader.of(context, body.cut)
     template = context.chosen.model.rerank
     if template is not None:

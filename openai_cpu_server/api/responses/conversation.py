@@ -25,6 +25,7 @@ from openai_cpu_server.api.responses.items import (
     ApprovalRequestItem,
     CallItem,
     CompactionItem,
+    ContentPart,
     CustomCallItem,
     CustomCallOutputItem,
     FunctionCallItem,
@@ -39,7 +40,6 @@ from openai_cpu_server.api.responses.items import (
     McpListItem,
     MessageItem,
     OutputItem,
-    Part,
     ReasoningItem,
     RefusalText,
     named_for_models,
@@ -283,11 +283,11 @@ class _AssistantTurn:
         return MessageParam(fields, self.answer, self.path)
 
 
-def parts_text(content: str | Sequence[Part]) -> str:
+def parts_text(content: str | Sequence[ContentPart]) -> str:
     return content if isinstance(content, str) else joined_texts(map(_part_text, content))
 
 
-def _part_text(part: Part) -> str:
+def _part_text(part: ContentPart) -> str:
     match part:
         case RefusalText(refusal=text):
             return text

@@ -97,7 +97,7 @@ class SummaryText(_Typed, frozen=True, tag="summary_text"):
     text: str
 
 
-Part = Union[InputText, InputImage, InputAudio, InputFile, OutputText, RefusalText]
+ContentPart = Union[InputText, InputImage, InputAudio, InputFile, OutputText, RefusalText]
 
 
 class _Identified(_Typed, frozen=True, kw_only=True):
@@ -116,12 +116,12 @@ class _ToolCall(_EndedItem, frozen=True, kw_only=True):
 
 class _ToolOutput(_EndedItem, frozen=True, kw_only=True):
     call_id: str
-    output: Union[str, tuple[Part, ...]]
+    output: Union[str, tuple[ContentPart, ...]]
 
 
 class MessageItem(_EndedItem, frozen=True, kw_only=True, tag="message"):
     role: str
-    content: tuple[Part, ...]
+    content: tuple[ContentPart, ...]
 
 
 class FunctionCallItem(_ToolCall, frozen=True, kw_only=True, tag="function_call"):

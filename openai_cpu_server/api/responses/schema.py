@@ -6,11 +6,12 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValu
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation import schema as shared
+from openai_cpu_server.api.generation.params import JsonObject
 from openai_cpu_server.api.responses.items import OWN_SUMMARY
 from openai_cpu_server.http import ignored_params
 from openai_cpu_server.http.parse import Body, by_type, by_value
 
-MAX_ITEMS = 10_000
+_MAX_ITEMS = 10_000
 
 
 class EchoedBody(Body):
@@ -32,7 +33,7 @@ class RefusalPart(EchoedBody):
 
 
 SentPart = Annotated[Union[ItemTextPart, RefusalPart, shared.ForeignKind], by_type()]
-Content = shared.TextOrList[shared.ListOf[SentPart]]
+_Content = shared.TextOrList[shared.ListOf[SentPart]]
 ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
 """Some databases cannot store NUL."""
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -45,7 +46,7 @@ class SentItem(EchoedBody):
 class SentMessageItem(SentItem):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: Content
+    content: _Content
 
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -59,7 +60,7 @@ class SentCallItem(SentItem):
 
 class SentOutputItem(SentItem):
     call_id: CallId
-    output: Content
+    output: _Content
 
 
 class SentFunctionCall(SentCallItem):
@@ -114,7 +115,7 @@ class ItemReference(EchoedBody):
 class SentMcpList(SentItem):
     type: Literal["mcp_list_tools"]
     server_label: str = ""
-    tools: shared.ListOf[shared.JsonObject] | None = None
+    tools: shared.ListOf[JsonObject] | None = None
     error: JsonValue = None
 
 
@@ -171,7 +172,7 @@ InputItem = Annotated[
     ],
     by_type(name=_item_type),
 ]
-Input = shared.TextOrList[Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]]
+Input = shared.TextOrList[Annotated[list[InputItem], Field(max_length=_MAX_ITEMS, fail_fast=True)]]
 
 
 class FunctionTool(EchoedBody):
@@ -239,7 +240,7 @@ class McpServerTool(EchoedBody):
     allowed_callers: shared.ListOf[str] | None = None
 
 
-Tool = Annotated[Union[FunctionTool, TextTool, NamespaceTool, McpServerTool, shared.ForeignKind], by_type()]
+_Tool = Annotated[Union[FunctionTool, TextTool, NamespaceTool, McpServerTool, shared.ForeignKind], by_type()]
 """Tools that OpenAI runs itself and unknown forms are left out."""
 
 
@@ -288,7 +289,7 @@ def _choice_kind(value: object) -> str | None:
     return f"<{kind}>" if kind in ("allowed_tools", "mcp") else "<other>"
 
 
-ToolChoice = Annotated[
+_ToolChoice = Annotated[
     Union[
         Annotated[Literal["none", "auto", "required"], Tag("<mode>")],
         Annotated[NamedFunction, Tag("<named>")],
@@ -310,7 +311,7 @@ class TextFormat(Body):
     description: str | None = None
     """Hidden from the model."""
     strict: bool | None = None
-    json_schema: Annotated[shared.JsonObject | None, Field(alias="schema")] = None
+    json_schema: Annotated[JsonObject | None, Field(alias="schema")] = None
 
 
 class TextOptions(Body):
@@ -319,7 +320,7 @@ class TextOptions(Body):
 
 
 class ReasoningOptions(Body):
-    refusals: ClassVar[ignored_params.Refusals] = ignored_params.REASONING_REFUSALS
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = ignored_params.REASONING_UNSUPPORTED
 
     effort: shared.Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -350,8 +351,8 @@ class ContextManagement(Body):
 
 
 class TurnFields(Body):
-    hints: ClassVar[ignored_params.Hints] = ignored_params.RESPONSES_HINTS
-    refusals: ClassVar[ignored_params.Refusals] = ignored_params.RESPONSES_REFUSALS
+    ignored: ClassVar[ignored_params.IgnoredParams] = ignored_params.RESPONSES_IGNORED
+    unsupported: ClassVar[ignored_params.UnsupportedParams] = ignored_params.RESPONSES_UNSUPPORTED
 
     model: str | None = None
     input: Input | None = None
@@ -359,16 +360,16 @@ class TurnFields(Body):
     previous_response_id: str | None = None
     conversation: NamedConversation | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[Tool], Field(max_length=shared.MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: Annotated[list[_Tool], Field(max_length=shared.MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: _ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     reasoning: ReasoningOptions | None = None
     lora: shared.AdapterName | None = None
     enable_thinking: bool | None = None
-    thinking_budget: shared.Budget | None = None
+    thinking_budget: shared.ThinkingBudget | None = None
     chat_template: str | None = None
-    chat_template_kwargs: Annotated[shared.JsonObject, Field(max_length=64)] | None = None
+    chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
 
     @property
     def conversation_id(self) -> str | None:

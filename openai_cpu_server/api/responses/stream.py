@@ -315,7 +315,7 @@ class OutputWriter:
     def write_call(
         self, tool: OfferedTool, arguments: str, approval_id: str | None, answer: McpAnswer
     ) -> list[Chunk]:
-        chunks = self._begun(_OpenMcpCall(self._place(McpCallItem), tool, approval_id))
+        chunks = self._begin(_OpenMcpCall(self._place(McpCallItem), tool, approval_id))
         chunks += self._more(arguments) + self.close("completed")
         return chunks + self.write_answer(self._pending[-1], answer)
 
@@ -334,7 +334,7 @@ class OutputWriter:
             case tool_formats.ThinkingText(text):
                 return [*self._opened(_OpenReasoning, ReasoningItem), *self._more(text)]
             case tool_formats.CallBegin(name, takes_text):
-                return self._begun(self._open_call(name, takes_text=takes_text))
+                return self._begin(self._open_call(name, takes_text=takes_text))
             case tool_formats.CallArguments(text) | tool_formats.CallText(text):
                 return self._more(text)
 
@@ -355,16 +355,16 @@ class OutputWriter:
         if self._open is None and len(self._done) == self._num_earlier:
             is_summary = self.is_compacting
             opening, kind = (_OpenSummary, CompactionItem) if is_summary else (_OpenMessage, MessageItem)
-            chunks = self._begun(opening(self._place(kind)))
+            chunks = self._begin(opening(self._place(kind)))
         return chunks + self.close(status)
 
     def items(self, status: str = "incomplete") -> list[OutputItem]:
         return self._done + ([self._open.item(status)] if self._open is not None else [])
 
     def _opened(self, opening: type[_OpenItem], kind: type[OutputItem]) -> list[Chunk]:
-        return [] if type(self._open) is opening else self._begun(opening(self._place(kind)))
+        return [] if type(self._open) is opening else self._begin(opening(self._place(kind)))
 
-    def _begun(self, item: _OpenItem) -> list[Chunk]:
+    def _begin(self, item: _OpenItem) -> list[Chunk]:
         before = self.close("completed")
         self._open = item
         return before + item.begin()

@@ -318,9 +318,9 @@ def _item(sent: schema.InputItem, param: str, referenced: Mapping[str, items.Ite
     return kind(**fields)
 
 
-def _parts(sent: Sequence[str | schema.SentPart], *, is_output: bool) -> tuple[items.Part, ...]:
+def _parts(sent: Sequence[str | schema.SentPart], *, is_output: bool) -> tuple[items.ContentPart, ...]:
     kind = items.OutputText if is_output else items.InputText
-    parts: list[items.Part] = []
+    parts: list[items.ContentPart] = []
     for one in sent:
         match one:
             case str():

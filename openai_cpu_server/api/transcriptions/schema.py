@@ -11,7 +11,12 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.generation.schema import OutputLimit, SharedBody
-from openai_cpu_server.http.ignored_params import TIER_HINT, TRANSCRIPTION_REFUSALS, Hints, Refusals
+from openai_cpu_server.http.ignored_params import (
+    TIER_IGNORED,
+    TRANSCRIPTION_UNSUPPORTED,
+    IgnoredParams,
+    UnsupportedParams,
+)
 
 
 def _no_words(granularities: list[str]) -> list[str]:
@@ -51,7 +56,7 @@ def _language(value: object) -> object:
 
 
 _NO_LANGUAGES = ("", "auto", "detect", "multi", "none", "null", "und", "undefined")
-_Listed = BeforeValidator(_listed)
+_AsList = BeforeValidator(_listed)
 """OpenAI's SDKs write brackets after the name."""
 _Phrase = Annotated[str, Field(min_length=1, max_length=256)]
 _Language = Annotated[str, Field(pattern=r"^[^\W\d_][\w ()'-]{1,63}$")]
@@ -62,22 +67,22 @@ _FILE = {"type": "string", "contentMediaType": "application/octet-stream"}
 class RecordingBody(SharedBody):
     """Fields of the form. OpenAI accepts some of them for transcriptions only."""
 
-    hints: ClassVar[Hints] = TIER_HINT
-    refusals: ClassVar[Refusals] = TRANSCRIPTION_REFUSALS
+    ignored: ClassVar[IgnoredParams] = TIER_IGNORED
+    unsupported: ClassVar[UnsupportedParams] = TRANSCRIPTION_UNSUPPORTED
 
     file: Annotated[str, WithJsonSchema(_FILE)]
     """File name; the content is separate."""
     language: _LanguageOrNone = None
     """Spoken language, as a tag of BCP 47 or a name. `auto` is the same as none."""
-    languages: Annotated[list[_LanguageOrNone], Field(max_length=16), _Listed] | None = None
+    languages: Annotated[list[_LanguageOrNone], Field(max_length=16), _AsList] | None = None
     prompt: Annotated[str, Field(max_length=16_384)] | None = None
-    keywords: Annotated[list[_Phrase], Field(max_length=256), _Listed] | None = None
+    keywords: Annotated[list[_Phrase], Field(max_length=256), _AsList] | None = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] | None = None
     timestamp_granularities: (
-        Annotated[list[Literal["segment", "word"]], Field(max_length=2), _Listed, BeforeValidator(_no_words)]
+        Annotated[list[Literal["segment", "word"]], Field(max_length=2), _AsList, BeforeValidator(_no_words)]
         | None
     ) = None
-    include: Annotated[list[Literal["logprobs"]], Field(max_length=1), _Listed] | None = None
+    include: Annotated[list[Literal["logprobs"]], Field(max_length=1), _AsList] | None = None
     chunking_strategy: Annotated[Literal["auto", "server_vad"], BeforeValidator(_no_tuning)] | None = None
     max_completion_tokens: OutputLimit = None
     """vLLM's limit for each piece."""

@@ -26,8 +26,8 @@ from openai_cpu_server.cli.inspect.machine import (
     MeasuredCurve,
     MemoryFacts,
     SpeedFacts,
-    best_known,
     measure,
+    most_similar_curve,
     predicted,
     read_devices,
     read_memory,
@@ -389,7 +389,9 @@ def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measure
     drafts, _ = planned_drafts(header, options)
     memory = read_memory(header, facts, options, machine, drafts)  # as it is without the model
     curve = (
-        _measured(options, folder) if measures else best_known(header.path, folder, options, header, machine)
+        _measured(options, folder)
+        if measures
+        else most_similar_curve(header.path, folder, options, header, machine)
     )
     speed = predicted(curve, options, header, machine) if curve else None
     return InspectReport(facts, sight, hearing, template, memory, devices, absent, profile, speed)

@@ -188,7 +188,7 @@ class SpeedFacts(msgspec.Struct, frozen=True):
 MeasuredCurve = tuple[CurveKey, CostCurve]
 
 
-def best_known(
+def most_similar_curve(
     model: Path, cache_dir: Path, options: EngineOptions, header: GgufHeader, machine: Machine
 ) -> MeasuredCurve | None:
     """Return the stored curve with the most similar options."""

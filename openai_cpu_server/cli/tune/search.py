@@ -77,14 +77,14 @@ _WEIGHTS: Mapping[TuneGoal, Mapping[str, float]] = {
 _CLEARLY = 0.97
 """Most cost of a better setting, as a share of the best; smaller gains are noise."""
 
-Value = Union[int, str, bool]
-Measure = Callable[[Profile, tuple[WorkloadPart, ...]], Union[TuneTimings, TuneFailure]]
+_Value = Union[int, str, bool]
+_Measure = Callable[[Profile, tuple[WorkloadPart, ...]], Union[TuneTimings, TuneFailure]]
 
 
 @dataclass(frozen=True)
 class TuneFactor:
     field: str
-    values: tuple[Value, ...]
+    values: tuple[_Value, ...]
     parts: tuple[WorkloadPart, ...]
 
 
@@ -94,7 +94,7 @@ class TuneRow:
 
     factor: str | None
     """Changed factor, or None for the first setting."""
-    value: Value | None
+    value: _Value | None
     profile: Profile
     timings: TuneTimings | None
     cost_ms: float | None
@@ -121,7 +121,9 @@ def num_trials(start: Profile, plan: Sequence[TuneFactor]) -> int:
     return 1 + sum(len(_others(start, factor)) for factor in plan)
 
 
-def search(start: Profile, plan: Sequence[TuneFactor], goal: TuneGoal, measure: Measure) -> Iterator[TuneRow]:
+def search(
+    start: Profile, plan: Sequence[TuneFactor], goal: TuneGoal, measure: _Measure
+) -> Iterator[TuneRow]:
     """Yield each measured row. The last that `is_better` wins, otherwise the first."""
     result = measure(start, goal.parts)
     if isinstance(result, TuneFailure):
@@ -140,11 +142,11 @@ def winner(rows: Sequence[TuneRow]) -> TuneRow:
     return next((row for row in reversed(rows) if row.is_better), rows[0])
 
 
-def _others(start: Profile, factor: TuneFactor) -> list[Value]:
+def _others(start: Profile, factor: TuneFactor) -> list[_Value]:
     return [value for value in factor.values if value != getattr(start, factor.field)]
 
 
-def _row(best: TuneRow, factor: TuneFactor, value: Value, goal: TuneGoal, measure: Measure) -> TuneRow:
+def _row(best: TuneRow, factor: TuneFactor, value: _Value, goal: TuneGoal, measure: _Measure) -> TuneRow:
     assert best.timings is not None
     assert best.cost_ms is not None
     profile = msgspec.structs.replace(best.profile, **{factor.field: value})

@@ -21,7 +21,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 FLOAT32 = 6
 """GGUF's type number."""
-_LONGEST_KEPT_ARRAY = 4096
+_LONGEST_READ_ARRAY = 4096
 _WINDOW = 2**20
 _LENGTH = struct.Struct("<Q")
 _MOST_PAIRS = 1 << 16
@@ -40,7 +40,7 @@ class SkippedArray(msgspec.Struct, frozen=True):
     start: int
 
 
-Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], SkippedArray]
+_Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], SkippedArray]
 
 
 def opened(path: Path) -> BinaryIO:
@@ -72,7 +72,7 @@ class GgufReader:
         self.kinds: dict[str, int] = {}
         """Type numbers, set by `pairs`."""
 
-    def pairs(self) -> dict[str, Value]:
+    def pairs(self) -> dict[str, _Value]:
         version = int(self.scalar("I"))
         if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
             raise StartupError(f"{self._path} is for big-endian machines.")
@@ -80,7 +80,7 @@ class GgufReader:
             raise StartupError(f"{self._path} is a GGUF file of version {version}; 2 and 3 can be read.")
         self.num_tensors, num_pairs = int(self.scalar("Q")), int(self.scalar("Q"))
         self._require(num_pairs, at_most=_MOST_PAIRS)
-        values: dict[str, Value] = {}
+        values: dict[str, _Value] = {}
         for _ in range(num_pairs):
             key = self.string(at_most=_LONGEST_KEY)
             self.kinds[key] = kind = int(self.scalar("I"))
@@ -126,13 +126,13 @@ class GgufReader:
                 yield self.string(errors)
                 count -= 1
 
-    def _array(self, kind: int, length: int) -> Value:
+    def _array(self, kind: int, length: int) -> _Value:
         skipped = SkippedArray(kind, length, self.position)
         if kind == _STRING:
             self._skip_strings(length)
             return skipped
         code = self._code(kind)
-        if length > _LONGEST_KEPT_ARRAY:
+        if length > _LONGEST_READ_ARRAY:
             self._skip(length * struct.calcsize("<" + code))
             return skipped
         return self._unpacked(f"{length}{code}")

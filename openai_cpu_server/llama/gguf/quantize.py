@@ -25,14 +25,14 @@ from openai_cpu_server.llama.model.model import metadata_overrides, native_log
 _MAGIC = b"GGUF"
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
-Floats = npt.NDArray[np.float32]
+_Floats = npt.NDArray[np.float32]
 
 
 class Importance(NamedTuple):
     """Mean squares of the values that each column of a matrix is multiplied with."""
 
     path: Path
-    columns: dict[str, Floats]
+    columns: dict[str, _Floats]
     """Means by tensor, experts concatenated."""
     num_chunks: int | None
 
@@ -75,13 +75,13 @@ def _from_gguf(path: Path, data: bytes) -> Importance:
     return Importance(path, columns, header.get_int("imatrix.chunk_count"))
 
 
-def _floats(path: Path, data: bytes, tensor: Tensor) -> Floats:
+def _floats(path: Path, data: bytes, tensor: Tensor) -> _Floats:
     if tensor.type.name != "f32":
         raise StartupError(f"{path} is not an importance matrix: {tensor.name} is of type {tensor.type.name}")
     return np.frombuffer(data, dtype="<f4", count=tensor.num_values, offset=tensor.start)
 
 
-def _means(sums: Floats, counts: Floats) -> Floats:
+def _means(sums: _Floats, counts: _Floats) -> _Floats:
     """An expert with count 0 gets 1."""
     per_expert = sums.reshape(len(counts), -1)
     seen = counts[:, np.newaxis]
@@ -99,7 +99,7 @@ def _from_legacy(path: Path, data: bytes) -> Importance:
             raise ValueError("negative")
         return int(value)
 
-    columns: dict[str, Floats] = {}
+    columns: dict[str, _Floats] = {}
     for _ in range(number()):
         name = file.read(number()).decode("utf-8")
         calls, num_values = number(), number()

@@ -86,7 +86,7 @@ def cost_curve(
     neighbours: OtherProcesses | None = None,
 ) -> model_info.CostCurve:
     calibrator = Calibrator(backend, options, cache_dir, on_progress, neighbours)
-    curve = calibrator.known() or calibrator.measure()
+    curve = calibrator.stored_curve() or calibrator.measure()
     assert curve is not None, "nothing else is wanted"
     on_progress(1.0)
     return curve
@@ -125,7 +125,7 @@ class Calibrator:
         self._pending = deque(n for n in (_DEVICE_SIZES if self._on_device else _SIZES) if n <= largest)
         self._rounds_left = _ROUNDS - 1
 
-    def known(self) -> model_info.CostCurve | None:
+    def stored_curve(self) -> model_info.CostCurve | None:
         return self._curves.get(self._key)
 
     def measure(self, is_wanted: Callable[[], bool] = lambda: False) -> model_info.CostCurve | None:

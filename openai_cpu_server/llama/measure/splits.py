@@ -220,7 +220,7 @@ def with_fastest_split(options: EngineOptions, on_progress: Callable[[float], No
 def fastest(race: SplitRace, planner: SplitPlanner) -> Offload:
     if not race.best().is_cpu_alone:
         return race.best().offload
-    return Offload(given_up=race.why_cpu_alone() if race.times else planner.why_cpu_alone)
+    return Offload(why_cpu_alone=race.why_cpu_alone() if race.times else planner.why_cpu_alone)
 
 
 def _timed_turn(options: EngineOptions, split: Split, on_progress: Callable[[float], None]) -> float:

@@ -163,7 +163,7 @@ class Places(NamedTuple):
 def chosen_places(options: EngineOptions, free_bytes: int) -> Places:
     offload = options.offload
     if not offload.wants_device:
-        return Places.cpu_alone(offload.given_up)
+        return Places.cpu_alone(offload.why_cpu_alone)
     device = device_for(offload)
     if device is None:
         if offload.gpu_layers != "auto":

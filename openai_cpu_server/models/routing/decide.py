@@ -13,7 +13,7 @@ import numpy.typing as npt
 from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.models.routing.options import Cascade, Rule, Shares
 
-Rows = npt.NDArray[np.float32]
+Embeddings = npt.NDArray[np.float32]
 _HASHED = 2**64
 
 
@@ -21,7 +21,7 @@ class RouterInput(msgspec.Struct, frozen=True, kw_only=True):
     texts: tuple[str, ...]
     request: str
     """Last user message."""
-    given_tokens: int = 0
+    num_token_ids: int = 0
     """Prompt tokens sent as ids."""
     max_tokens: int | None
     has_tools: bool
@@ -94,7 +94,7 @@ def sticky_draw(router: str, label: str) -> float:
     return min(int.from_bytes(digest[:8], "big") / _HASHED, 1 - 2**-53)
 
 
-def nearest_example(examples: Rows, text: Rows) -> tuple[int, float]:
+def nearest_example(examples: Embeddings, text: Embeddings) -> tuple[int, float]:
     norms = np.linalg.norm(examples, axis=1) * np.linalg.norm(text)
     similarities = (examples @ text.reshape(-1)) / np.maximum(norms, 1e-12)
     index = int(np.argmax(similarities))

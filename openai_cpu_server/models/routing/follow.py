@@ -70,4 +70,4 @@ def _count(models: ModelRegistry, router: ModelRouter, facts: RouterInput) -> in
         target = following.options.routes[following.options.otherwise]
     tokenizer = models.choose(target, None).model.tokenizer
     read = tokenizer.encode_all(facts.texts, add_special=False, parse_special=False)
-    return facts.given_tokens + sum(map(len, read))
+    return facts.num_token_ids + sum(map(len, read))

@@ -78,7 +78,7 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     sticky: Stickiness
 
 
-Way = Union[Rules, Classifier, Examples, Cascade, Shares]
+RoutingPolicy = Union[Rules, Classifier, Examples, Cascade, Shares]
 
 
 class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Models or other routers, by route."""
     otherwise: str
     """Fallback if nothing decides."""
-    way: Way
+    way: RoutingPolicy
 
     @property
     def name(self) -> str:

@@ -16,10 +16,10 @@ from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
 from openai_cpu_server.errors import ServerError
 from openai_cpu_server.models.routing.decide import (
+    Embeddings,
     RouteDecision,
     RouteReason,
     RouterInput,
-    Rows,
     by_rules,
     by_share,
     nearest_example,
@@ -94,7 +94,7 @@ def _question(
     )
 
 
-async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCaller) -> Rows:
+async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCaller) -> Embeddings:
     """Embed texts, cutting long ones. Raises ServerError."""
 
     def tokenized() -> list[tuple[int, ...]]:
@@ -105,7 +105,7 @@ async def embedded(model: ServedModel, texts: tuple[str, ...], caller: RouterCal
     return await _rows(model, await asyncio.to_thread(tokenized), caller)
 
 
-async def embedded_whole(model: ServedModel, text: str, caller: RouterCaller) -> Rows | None:
+async def embedded_whole(model: ServedModel, text: str, caller: RouterCaller) -> Embeddings | None:
     """Return None for a text that is too long or has words outside the vocabulary. Raises ServerError."""
     if len(text) > _MOST_CHARS:
         return None
@@ -116,7 +116,7 @@ async def embedded_whole(model: ServedModel, text: str, caller: RouterCaller) ->
     return await _rows(model, [tokens], caller)
 
 
-async def _rows(model: ServedModel, inputs: Sequence[tuple[int, ...]], caller: RouterCaller) -> Rows:
+async def _rows(model: ServedModel, inputs: Sequence[tuple[int, ...]], caller: RouterCaller) -> Embeddings:
     request = EmbedRequest(
         id=f"route-{secrets.token_hex(12)}",
         inputs=tuple(inputs),
@@ -154,7 +154,7 @@ class ModelRouter:
     def __init__(self, options: RouterOptions) -> None:
         self.options = options
         self.created = int(time.time())
-        self._examples: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Rows]] = (
+        self._examples: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Embeddings]] = (
             weakref.WeakKeyDictionary()
         )
         """Computed once per model."""

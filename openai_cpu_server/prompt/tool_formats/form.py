@@ -12,7 +12,7 @@ import msgspec
 from openai_cpu_server.contract.grammar import JSON_VALUES, ValueSpelling
 from openai_cpu_server.prompt.template import to_json
 from openai_cpu_server.prompt.tool_formats import patterns
-from openai_cpu_server.prompt.tool_formats.literals import NO_SCHEMAS, JsonSchema
+from openai_cpu_server.prompt.tool_formats.literals import NO_SCHEMAS, ParameterSchema
 from openai_cpu_server.prompt.tool_formats.parameters import Parameters, ParameterScanner
 from openai_cpu_server.prompt.tool_formats.reader import (
     Callee,
@@ -42,14 +42,14 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
     name: str
     """Value of `--tool-format`."""
-    head: patterns.Pattern = _JSON_HEAD
+    head: patterns.CallPattern = _JSON_HEAD
     """JSON object together with `tail` by default."""
-    tail: patterns.Pattern = (patterns.PatternSlot.BLANK, "}")
+    tail: patterns.CallPattern = (patterns.PatternSlot.BLANK, "}")
     marker: str = ""
     """"" if an output that begins with a call consists of calls."""
-    opening: patterns.Pattern = ()
-    between: patterns.Pattern = ()
-    closing: patterns.Pattern = ()
+    opening: patterns.CallPattern = ()
+    between: patterns.CallPattern = ()
+    closing: patterns.CallPattern = ()
     prelude: str = ""
     """Control token without meaning before calls without a marker."""
     parameters: Parameters | None = None
@@ -164,7 +164,11 @@ class ToolFormat(msgspec.Struct, frozen=True):
     # Reading
 
     def reader(
-        self, functions: RawNames, *, at_start: bool = False, schemas: Mapping[str, JsonSchema] = NO_SCHEMAS
+        self,
+        functions: RawNames,
+        *,
+        at_start: bool = False,
+        schemas: Mapping[str, ParameterSchema] = NO_SCHEMAS,
     ) -> OutputReader:
         """`at_start`: the output begins with calls or has none.
 
@@ -177,7 +181,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
         ways = (begin, (self.prelude, *begin)) if self.prelude else (begin,)
         return ToolReader(HeadGate(ways, tuple(functions)), self._scanner(functions, schemas))
 
-    def _scanner(self, functions: RawNames, schemas: Mapping[str, JsonSchema]) -> patterns.CallScanner:
+    def _scanner(self, functions: RawNames, schemas: Mapping[str, ParameterSchema]) -> patterns.CallScanner:
         if self.parameters is None:
             return patterns.JsonCallScanner(re.compile(patterns.regex_of(self.head) + r"(?=\{)"))
         return ParameterScanner(re.compile(patterns.regex_of(self.head)), self.parameters, functions, schemas)

@@ -9,7 +9,7 @@ from openai_cpu_server.contract.request import overlap
 from openai_cpu_server.prompt.template import to_json
 from openai_cpu_server.prompt.tool_formats import patterns
 from openai_cpu_server.prompt.tool_formats.form import ToolFormat
-from openai_cpu_server.prompt.tool_formats.literals import NO_SCHEMAS, JsonSchema
+from openai_cpu_server.prompt.tool_formats.literals import NO_SCHEMAS, ParameterSchema
 from openai_cpu_server.prompt.tool_formats.reader import (
     Callee,
     Content,
@@ -57,7 +57,11 @@ class HarmonyFormat(ToolFormat, frozen=True):
         )
 
     def reader(
-        self, functions: RawNames, *, at_start: bool = False, schemas: Mapping[str, JsonSchema] = NO_SCHEMAS
+        self,
+        functions: RawNames,
+        *,
+        at_start: bool = False,
+        schemas: Mapping[str, ParameterSchema] = NO_SCHEMAS,
     ) -> HarmonyReader:
         return HarmonyReader()
 

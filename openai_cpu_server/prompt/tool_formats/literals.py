@@ -11,8 +11,8 @@ from openai_cpu_server.contract.grammar import Notation
 from openai_cpu_server.contract.request import overlap
 from openai_cpu_server.prompt.template import to_json
 
-JsonSchema = Mapping[str, object]
-NO_SCHEMAS: Mapping[str, JsonSchema] = {}
+ParameterSchema = Mapping[str, object]
+NO_SCHEMAS: Mapping[str, ParameterSchema] = {}
 
 Read = tuple[str, str, bool]
 """Certain JSON text, the rest of the text, and True if the value has ended."""
@@ -160,7 +160,7 @@ _MOST_SCHEMAS = 64
 
 
 class ValueSchema:
-    def __init__(self, root: JsonSchema, schemas: Sequence[object]) -> None:
+    def __init__(self, root: ParameterSchema, schemas: Sequence[object]) -> None:
         """`schemas`: several that may hold, or () if none is known."""
         self._root = root
         self._schemas = schemas
@@ -196,10 +196,10 @@ class ValueSchema:
             found &= self._types(each, seen)
         return found
 
-    def _ways(self, schema: JsonSchema) -> list[object]:
+    def _ways(self, schema: ParameterSchema) -> list[object]:
         return [*_listed(schema, "anyOf"), *_listed(schema, "oneOf")]
 
-    def _referred(self, schema: JsonSchema) -> list[object]:
+    def _referred(self, schema: ParameterSchema) -> list[object]:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             return []
@@ -210,12 +210,12 @@ class ValueSchema:
         return [found]
 
 
-def _listed(schema: JsonSchema, keyword: str) -> list[object]:
+def _listed(schema: ParameterSchema, keyword: str) -> list[object]:
     found = schema.get(keyword)
     return found if isinstance(found, list) else []
 
 
-def _own_parts(schema: JsonSchema, name: str) -> list[object]:
+def _own_parts(schema: ParameterSchema, name: str) -> list[object]:
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and name in properties:
         return [properties[name]]

@@ -13,8 +13,8 @@ from openai_cpu_server.prompt.template import to_json
 from openai_cpu_server.prompt.tool_formats import patterns
 from openai_cpu_server.prompt.tool_formats.literals import (
     ElementsReader,
-    JsonSchema,
     LiteralReader,
+    ParameterSchema,
     RawTextReader,
     TextOrScalarReader,
     ValueSchema,
@@ -30,15 +30,15 @@ _PYTHON_STRING = r"""([^'\\\x00-\x1f] | "\\" ['"\\/bfnrt])* "'" """
 class Parameters(msgspec.Struct, frozen=True):
     """Strings are raw text where possible, other values JSON."""
 
-    begin: patterns.Pattern
+    begin: patterns.CallPattern
     raw_begin: str = ""
     """Stands before raw text; "" if only the name distinguishes raw text from JSON."""
     raw_end: str = ""
     """Ends raw text, and JSON too if `raw_begin` is ""."""
     wrapping: tuple[str, str] = ("", "")
     """Marks around raw text that has marks of XML or line breaks, or ""."""
-    behind: patterns.Pattern = ()
-    between: patterns.Pattern = ()
+    behind: patterns.CallPattern = ()
+    between: patterns.CallPattern = ()
     close: str = ""
     is_python: bool = False
     """Strings in single quotes, True and False."""
@@ -121,7 +121,7 @@ class Parameters(msgspec.Struct, frozen=True):
             return [parameter]
         return [replace(parameter, others=frozenset()), replace(parameter, is_text=False)]
 
-    def _begins(self, parameter: Parameter) -> list[patterns.Pattern]:
+    def _begins(self, parameter: Parameter) -> list[patterns.CallPattern]:
         if not self.kinds:
             return [self.begin]
         if self.is_raw(parameter):
@@ -129,7 +129,7 @@ class Parameters(msgspec.Struct, frozen=True):
         kinds = {"number" if kind == "integer" else kind for kind in parameter.others} or self.kinds
         return [self._begin(kind) for kind in self.kinds if kind != "string" and kind in kinds]
 
-    def _begin(self, kind: str) -> patterns.Pattern:
+    def _begin(self, kind: str) -> patterns.CallPattern:
         word = self.kinds.get(kind, "")
         return tuple(word if part is patterns.PatternSlot.KIND else part for part in self.begin)
 
@@ -198,7 +198,7 @@ class Parameters(msgspec.Struct, frozen=True):
 
 class ParameterScanner:
     def __init__(
-        self, head: re.Pattern[str], layout: Parameters, raw: RawNames, schemas: Mapping[str, JsonSchema]
+        self, head: re.Pattern[str], layout: Parameters, raw: RawNames, schemas: Mapping[str, ParameterSchema]
     ) -> None:
         self._head = head
         self._next = layout.next_part
@@ -210,11 +210,11 @@ class ParameterScanner:
         self._value: RawTextReader | TextOrScalarReader | LiteralReader | ElementsReader | None = None
         self._key: re.Match[str] | None = None
         self._num_parameters = 0
-        self._num_begun = 0
+        self._num_started = 0
 
     @property
     def is_cut(self) -> bool:
-        return self._call is not None or self._num_begun == 0
+        return self._call is not None or self._num_started == 0
 
     def feed(self, text: str) -> list[patterns.CallPart]:
         self._waiting += text
@@ -239,7 +239,7 @@ class ParameterScanner:
             return None
         self._waiting = self._waiting[head.end() :]
         self._call, self._num_parameters = head[1], 0
-        self._num_begun += 1
+        self._num_started += 1
         return [patterns.CallBegin(head[1]), patterns.CallArguments("{")]
 
     def _between_parameters(self) -> list[patterns.CallPart] | None:

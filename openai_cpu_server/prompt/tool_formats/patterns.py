@@ -21,11 +21,11 @@ class PatternSlot(enum.Enum):
     KIND = "a word for the type of a parameter's value"
 
 
-Pattern = tuple[Union[str, PatternSlot], ...]
+CallPattern = tuple[Union[str, PatternSlot], ...]
 _SLOT = re.compile(rf"\$({'|'.join(slot.name for slot in PatternSlot)})")
 
 
-def read_pattern(text: str) -> Pattern:
+def read_pattern(text: str) -> CallPattern:
     parts = enumerate(_SLOT.split(text))
     return tuple(PatternSlot[part] if index % 2 else part for index, part in parts if part)
 
@@ -54,7 +54,7 @@ _MARK = re.compile(r"(｜DSML｜|\]<\]minimax\[>\[|<(?!/?｜DSML｜)[^<>\s]+>|\[
 """Control tokens of models that were taught the mark."""
 
 
-def pattern_text(pattern: Pattern, name: str = "", index: int = 0) -> str:
+def pattern_text(pattern: CallPattern, name: str = "", index: int = 0) -> str:
     slots = {**_WRITTEN, PatternSlot.NAME: name, PatternSlot.INDEX: str(index)}
     return "".join(part if isinstance(part, str) else slots[part] for part in pattern)
 
@@ -63,7 +63,7 @@ def has_mark(text: str) -> bool:
     return _MARK.search(text) is not None
 
 
-def regex_of(pattern: Pattern, name: str = _NAME) -> str:
+def regex_of(pattern: CallPattern, name: str = _NAME) -> str:
     """The name is the group, tried once and not from each letter. An open end stops before a mark."""
     if pattern[0] is PatternSlot.NAME and name == _NAME:
         name = rf"(?<![A-Za-z0-9_.-]){name}"
@@ -88,7 +88,7 @@ class Spelling(msgspec.Struct, frozen=True):
     control_token: Callable[[str], int | None]
     """Returns the number of a control token, or None if its name is plain text."""
 
-    def gbnf(self, pattern: Pattern, name: str = "") -> str:
+    def gbnf(self, pattern: CallPattern, name: str = "") -> str:
         names = {PatternSlot.NAME: name}
         texts = [part if isinstance(part, str) else names.get(part) for part in pattern]
         return " ".join(filter(None, self._joined(zip(pattern, texts, strict=True))))
@@ -193,11 +193,11 @@ class JsonCallScanner:
         self._head = head
         self._waiting = ""
         self._arguments: JsonValue | None = None
-        self._num_begun = 0
+        self._num_started = 0
 
     @property
     def is_cut(self) -> bool:
-        return self._arguments is not None or self._num_begun == 0
+        return self._arguments is not None or self._num_started == 0
 
     def feed(self, text: str) -> list[CallPart]:
         parts: list[CallPart] = []
@@ -213,7 +213,7 @@ class JsonCallScanner:
             return None, ""
         rest, self._waiting = self._waiting[head.end() :], ""
         self._arguments = JsonValue()
-        self._num_begun += 1
+        self._num_started += 1
         return CallBegin(head[1]), rest
 
     def _inside(self, text: str) -> tuple[CallArguments, str]:

@@ -78,7 +78,7 @@ class MarkerGate:
 class HeadGate:
     """An output that begins with a call consists of calls."""
 
-    def __init__(self, ways: Sequence[patterns.Pattern], names: Sequence[str]) -> None:
+    def __init__(self, ways: Sequence[patterns.CallPattern], names: Sequence[str]) -> None:
         """`ways`: beginnings of calls. `names`: () for any function."""
         self._ways = ways
         self._names = names
@@ -93,7 +93,7 @@ class HeadGate:
         if _Fit.WHOLE in fits:
             calls, self._held = self._held, ""
             return "", calls
-        return ("", None) if _Fit.BEGUN in fits else (self.rest(), None)
+        return ("", None) if _Fit.PARTIAL in fits else (self.rest(), None)
 
     def rest(self) -> str:
         held, self._held = self._held, None
@@ -102,11 +102,11 @@ class HeadGate:
 
 class _Fit(enum.Enum):
     NOT = 0
-    BEGUN = 1
+    PARTIAL = 1
     WHOLE = 2
 
 
-def _fit(pattern: patterns.Pattern, text: str, names: Sequence[str]) -> _Fit:
+def _fit(pattern: patterns.CallPattern, text: str, names: Sequence[str]) -> _Fit:
     for index, part in enumerate(pattern):
         if part is patterns.PatternSlot.NAME:
             rest = pattern[index + 1 :]
@@ -117,7 +117,7 @@ def _fit(pattern: patterns.Pattern, text: str, names: Sequence[str]) -> _Fit:
         if isinstance(part, patterns.PatternSlot):
             text = text.lstrip()
         elif not text.startswith(part):
-            return _Fit.BEGUN if part.startswith(text) else _Fit.NOT
+            return _Fit.PARTIAL if part.startswith(text) else _Fit.NOT
         else:
             text = text.removeprefix(part)
     return _Fit.WHOLE
@@ -184,8 +184,8 @@ class WrittenCall(msgspec.Struct, frozen=True):
 
 INPUT = "input"
 _BLANK = patterns.PatternSlot.BLANK
-OBJECT_HEAD: patterns.Pattern = ("{", _BLANK, f'"{INPUT}"', _BLANK, ":", _BLANK)
-OBJECT_TAIL: patterns.Pattern = (_BLANK, "}")
+OBJECT_HEAD: patterns.CallPattern = ("{", _BLANK, f'"{INPUT}"', _BLANK, ":", _BLANK)
+OBJECT_TAIL: patterns.CallPattern = (_BLANK, "}")
 _HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 _WHOLE = re.compile(
     r"(?:[^\"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*"
@@ -198,7 +198,7 @@ class TextCallReader:
         self._names = names
         self._waiting: str | None = None
         """Unread JSON, or None outside of such calls."""
-        self._is_begun = False
+        self._has_head = False
 
     def read(self, parts: Sequence[Part]) -> list[Part]:
         return [found for part in parts for found in self._read(part)] if self._names else list(parts)
@@ -206,16 +206,16 @@ class TextCallReader:
     def _read(self, part: Part) -> list[Part]:
         if isinstance(part, patterns.CallBegin):
             is_custom = part.name in self._names
-            self._waiting, self._is_begun = ("" if is_custom else None), False
+            self._waiting, self._has_head = ("" if is_custom else None), False
             return [patterns.CallBegin(part.name, takes_text=True)] if is_custom else [part]
         if not isinstance(part, patterns.CallArguments) or self._waiting is None:
             return [part]
         self._waiting += part.text
-        if not self._is_begun:
+        if not self._has_head:
             head = _HEAD.match(self._waiting)
             if head is None:
                 return []
-            self._is_begun, self._waiting = True, self._waiting[head.end() :]
+            self._has_head, self._waiting = True, self._waiting[head.end() :]
         found = _WHOLE.match(self._waiting)
         assert found is not None, "it matches the empty text, too"
         self._waiting = self._waiting[found.end() :]

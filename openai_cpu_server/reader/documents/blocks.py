@@ -39,7 +39,7 @@ UNKNOWN = (
     "this is neither a PDF nor text nor another document that can be read "
     f"({', '.join(kind.names for kind in KINDS[1:-1])})"
 )
-MOST_NAMED = 100
+MOST_ATTACHED = 100
 """Attached files and pictures in one place."""
 
 
@@ -48,7 +48,7 @@ class AttachedFile(NamedTuple):
     data: bytes
 
 
-Block = Union[str, int, AttachedFile]
+DocumentBlock = Union[str, int, AttachedFile]
 """Text, the number of a pictured page, or a file within the document."""
 
 

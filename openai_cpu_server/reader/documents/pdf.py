@@ -10,7 +10,13 @@ from itertools import islice
 from typing import Any
 
 from openai_cpu_server.contract.media import Picture, PictureSize
-from openai_cpu_server.reader.documents.blocks import MOST_NAMED, AttachedFile, Block, not_shown, unreadable
+from openai_cpu_server.reader.documents.blocks import (
+    MOST_ATTACHED,
+    AttachedFile,
+    DocumentBlock,
+    not_shown,
+    unreadable,
+)
 from openai_cpu_server.reader.documents.pdf_tables import TextRun, text_with_tables
 
 _PAGE_SIDE = 1536
@@ -31,7 +37,7 @@ def opened_pdf(data: bytes) -> Any:
         raise unreadable("the PDF is damaged") from None
 
 
-def pdf_blocks(data: bytes) -> Iterator[Block]:
+def pdf_blocks(data: bytes) -> Iterator[DocumentBlock]:
     """Yield pages, then attached files. Raises InvalidRequest."""
     import pypdfium2.raw as pdfium
 
@@ -48,7 +54,7 @@ def pdf_blocks(data: bytes) -> Iterator[Block]:
             else:
                 has_content = has_content or blocks != [_empty(number)]
             yield from blocks
-        for index in range(min(pdf.count_attachments(), MOST_NAMED)):
+        for index in range(min(pdf.count_attachments(), MOST_ATTACHED)):
             attachment, has_content = pdf.get_attachment(index), True
             yield AttachedFile(attachment.get_name(), bytes(attachment.get_data()))
     if not has_content:
@@ -59,7 +65,7 @@ def _empty(number: int) -> str:
     return f"[Page {number} is empty.]"
 
 
-def _page(pdf: Any, number: int) -> Iterator[Block]:
+def _page(pdf: Any, number: int) -> Iterator[DocumentBlock]:
     import pypdfium2.raw as pdfium
 
     with contextlib.closing(pdf[number - 1]) as page:
@@ -69,7 +75,7 @@ def _page(pdf: Any, number: int) -> Iterator[Block]:
         text = _HYPHEN.sub("", text).strip()
         notes = [*_annotations(pdf, page)]
         pictures = page.get_objects((pdfium.FPDF_PAGEOBJ_IMAGE,), max_depth=4)
-        num_pictures = sum(1 for _ in islice(pictures, MOST_NAMED))
+        num_pictures = sum(1 for _ in islice(pictures, MOST_ATTACHED))
         has_drawings = num_pictures or any(True for _ in islice(page.get_objects(), 1))
     if _is_readable(text):
         shown = f"\n{not_shown(num_pictures)}" if num_pictures else ""

@@ -15,10 +15,10 @@ from typing import Any
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.reader.documents.archives import archive_blocks, markdown, workbook_blocks
 from openai_cpu_server.reader.documents.blocks import (
-    MOST_NAMED,
+    MOST_ATTACHED,
     UNKNOWN,
     AttachedFile,
-    Block,
+    DocumentBlock,
     not_shown,
     too_long,
     unreadable,
@@ -42,7 +42,7 @@ def document_parts(data: bytes, *, most_chars: int, charset: str = "") -> Docume
     return DocumentRead(tuple(parts))
 
 
-def _flat(blocks: Iterator[Block], depth: int) -> Iterator[str | int]:
+def _flat(blocks: Iterator[DocumentBlock], depth: int) -> Iterator[str | int]:
     """Insert the text of attached files, or why they cannot be read."""
     for block in blocks:
         if not isinstance(block, AttachedFile):
@@ -59,7 +59,7 @@ def _flat(blocks: Iterator[Block], depth: int) -> Iterator[str | int]:
             yield f"[It cannot be read: {error}.]"
 
 
-def _contained(blocks: Iterator[Block]) -> Iterator[Block]:
+def _contained(blocks: Iterator[DocumentBlock]) -> Iterator[DocumentBlock]:
     try:
         yield from blocks
     except (InvalidRequest, MemoryError, RecursionError):
@@ -74,8 +74,8 @@ def _contained(blocks: Iterator[Block]) -> Iterator[Block]:
         raise unreadable("the document is damaged") from None
 
 
-def _blocks(data: bytes, charset: str) -> Iterator[Block]:
-    reads: Callable[[bytes], Iterator[Block]] | None = None
+def _blocks(data: bytes, charset: str) -> Iterator[DocumentBlock]:
+    reads: Callable[[bytes], Iterator[DocumentBlock]] | None = None
     if data.lstrip()[: len(_PDF)] == _PDF:
         reads = pdf_blocks
     elif data.startswith(b"PK\x03\x04"):
@@ -208,7 +208,7 @@ def _joined(lines: object) -> str:
     return lines if isinstance(lines, str) else ""
 
 
-def _mail(data: bytes) -> Iterator[Block]:
+def _mail(data: bytes) -> Iterator[DocumentBlock]:
     message: Any = email.message_from_bytes(data, policy=email.policy.default)
     shown = ("From", "To", "Cc", "Date", "Subject")
     yield "\n".join(f"{name}: {message[name]}" for name in shown if message[name])
@@ -217,7 +217,7 @@ def _mail(data: bytes) -> Iterator[Block]:
         content = body.get_content()
         is_html = body.get_content_type() == "text/html"
         yield from _html(content.encode()) if is_html else [content.strip()]
-    for part in islice(message.iter_attachments(), MOST_NAMED):
+    for part in islice(message.iter_attachments(), MOST_ATTACHED):
         content = part.get_content()
         if part.get_content_type() == "message/rfc822":
             content = bytes(content)

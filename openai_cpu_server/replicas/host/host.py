@@ -163,7 +163,7 @@ _OTHERS_S = 1.0
 """Interval for reports of others' requests, of which there may be thousands."""
 
 
-TICK_S = 0.25
+_TICK_S = 0.25
 _SERVING = (EngineState.READY, EngineState.RESTARTING, EngineState.LOADING)
 
 
@@ -320,7 +320,7 @@ class ReplicaHost:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(_TICK_S)
             for session in list(self._sessions.values()):
                 if self._clock() - session.renewed_s > self._lease_s:
                     logger.warning(

@@ -56,7 +56,7 @@ class ReplicaRoster:
         """Make one call, which waits for a first replica. The router then reports changes."""
         while True:
             try:
-                await self._handle.known.remote(ReplicaAddress("", self._notify))
+                await self._handle.ping.remote(ReplicaAddress("", self._notify))
                 return
             except Exception as error:  # Ray raises many types, for example if the replica has died
                 logger.warning("no engine replica has answered yet: %s", _first_line(error))
@@ -73,10 +73,14 @@ class ReplicaRoster:
         self._changed(self._links)
 
     def _link(self, name: str) -> StreamLink:
-        to, asking, loading = ReplicaAddress(name, self._notify), self._handle.door, self._handle.load_adapter
+        to, address, loading = (
+            ReplicaAddress(name, self._notify),
+            self._handle.door,
+            self._handle.load_adapter,
+        )
 
         async def door() -> DoorAddress:
-            return DoorAddress(*await _answered(asking.remote(to)))
+            return DoorAddress(*await _answered(address.remote(to)))
 
         async def load_adapter(adapter: Adapter) -> AdapterStatus:
             status = await _answered(loading.remote(to, msgspec.msgpack.encode(adapter)))

@@ -53,7 +53,7 @@ class EngineReplica:
 
     # -- for API replicas; `to` has led the call here ----------------------------------------------------
 
-    async def known(self, to: str) -> None:
+    async def ping(self, to: str) -> None:
         """Do nothing, because the router reports the running replicas when it routes the call."""
 
     async def door(self, to: str) -> DoorAddress:

@@ -58,7 +58,7 @@ class ReplicaAdapters:
     def unload(self, name: str, keys: set[str]) -> None:
         self._loaded.pop(name, None)
         for member in self.replicas.values():
-            member.adapters_asked -= keys
+            member.adapters_requested -= keys
         self._drop(name)
 
     def reported(self, replica: str) -> None:
@@ -72,8 +72,8 @@ class ReplicaAdapters:
             return
         names = {status.adapter.name for status in statuses.values()}
         for adapter in list(self._missing(member, names)):
-            if adapter.key not in statuses.keys() | member.adapters_asked:
-                member.adapters_asked.add(adapter.key)
+            if adapter.key not in statuses.keys() | member.adapters_requested:
+                member.adapters_requested.add(adapter.key)
                 task = asyncio.create_task(self._load_at(replica, adapter))
                 self._passing.add(task)
                 task.add_done_callback(self._passing.discard)

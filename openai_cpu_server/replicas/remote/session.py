@@ -52,7 +52,7 @@ class ReplicaSession:
     """Started by the first news, because the replica would not know us before."""
 
     def __post_init__(self) -> None:
-        self._heard_s = self.clock()
+        self._last_news_s = self.clock()
         self._listening = asyncio.create_task(self._listen())
 
     def send(self, *orders: wire.Order) -> None:
@@ -79,7 +79,7 @@ class ReplicaSession:
     async def _listen(self) -> None:
         try:
             async for payload in self.link.attend(self.lease_holder):
-                self._heard_s = self.clock()
+                self._last_news_s = self.clock()
                 if self._sending is None:
                     self._sending = asyncio.create_task(self._send_orders())
                 self.on_news(self, wire.read_news(payload))
@@ -110,7 +110,7 @@ class ReplicaSession:
                 return self._lose(str(error))
             if not is_taken:
                 return self._lose("it has given us up")
-            if self.clock() - self._heard_s > max(_SILENCE_S, self.lease_s):
+            if self.clock() - self._last_news_s > max(_SILENCE_S, self.lease_s):
                 return self._lose("it answers, but its news do not come")
 
     def _next_orders(self) -> list[wire.Order]:
@@ -142,7 +142,7 @@ class ReplicaMember:
     report: wire.HostReport | None = None
     is_going: bool = False
     """True if new requests go elsewhere, and its own as soon as possible."""
-    adapters_asked: set[str] = field(default_factory=set)
+    adapters_requested: set[str] = field(default_factory=set)
     """Adapters that it was to load, beside those from its start."""
     adapters_refused: set[str] = field(default_factory=set)
     adapters_seen: set[str] = field(default_factory=set)
@@ -166,9 +166,9 @@ class ReplicaMember:
 
     def may_have(self, key: str) -> bool:
         """Return True if it has the adapter or is loading it, or has sent no report."""
-        is_asked = key in self.adapters_asked - self.adapters_refused
-        is_known = self._adapter_states(key) - {AdapterState.FAILED}
-        return self.report is None or is_asked or bool(is_known)
+        is_requested = key in self.adapters_requested - self.adapters_refused
+        is_present = self._adapter_states(key) - {AdapterState.FAILED}
+        return self.report is None or is_requested or bool(is_present)
 
     def _adapter_states(self, key: str) -> set[AdapterState]:
         adapters = self.report.adapters if self.report is not None else ()

@@ -293,8 +293,8 @@ class ModelDrafter:
     def learn_price(self, outcomes: Mapping[Sequence, Drafted], drafting_ms: float) -> None:
         """Time after much reading teaches the cost of reading, else of draft tokens."""
         has_read = max(map(self._unread, outcomes)) > _MUCH_UNREAD
-        num_known = sum(drafted.num_known - self._num_read.get(s, 0) for s, drafted in outcomes.items())
-        self._num_read.update({sequence: drafted.num_known for sequence, drafted in outcomes.items()})
+        num_read = sum(drafted.num_read - self._num_read.get(s, 0) for s, drafted in outcomes.items())
+        self._num_read.update({sequence: drafted.num_read for sequence, drafted in outcomes.items()})
         num_tokens = sum(drafted.num_thought for drafted in outcomes.values())
         size = len(outcomes).bit_length()
         price = self._prices.get(size, self._assumed._replace(num_measured=0))
@@ -302,9 +302,9 @@ class ModelDrafter:
             # All sequences draft in the same calls.
             num_calls = max(drafted.num_thought for drafted in outcomes.values())
             self._prices[size] = price.learned(num_calls, num_tokens, drafting_ms)
-        elif has_read and num_known - num_tokens > _MUCH_UNREAD:
+        elif has_read and num_read - num_tokens > _MUCH_UNREAD:
             reading_ms = max(0.0, drafting_ms - num_tokens * price.token_ms)
-            read_ms = reading_ms / (num_known - num_tokens)
+            read_ms = reading_ms / (num_read - num_tokens)
             old_ms = read_ms if self._read_ms is None else self._read_ms
             self._read_ms = old_ms + _PRICE_RATE * (read_ms - old_ms)
 

@@ -78,7 +78,7 @@ class DraftGains:
 
     _now_ms: float = 0.0
     _plain: dict[int, _Account] = field(default_factory=dict)
-    _trials: dict[DraftingKind, _Trial] = field(default_factory=dict)
+    _trials: dict[DraftingKind, _DraftPause] = field(default_factory=dict)
 
     def allows(self, kind: DraftingKind) -> bool:
         trial = self._trials.get(kind)
@@ -94,14 +94,14 @@ class DraftGains:
     def learn(self, kind: DraftingKind, done: ComparedStep) -> None:
         plain = self._plain.get(kind.size)
         slowness = 1.0 if plain is None or plain.num_steps < _ENOUGH else 1.0 / plain.ratio
-        self._trials.setdefault(kind, _Trial()).learn(done, slowness, self._now_ms)
+        self._trials.setdefault(kind, _DraftPause()).learn(done, slowness, self._now_ms)
 
     def pass_over(self, kind: DraftingKind) -> bool:
         """Note a step without a promising draft. Return True if that begins a pause."""
-        return self._trials.setdefault(kind, _Trial()).pass_over(self._now_ms)
+        return self._trials.setdefault(kind, _DraftPause()).pass_over(self._now_ms)
 
     def charge(self, kind: DraftingKind, ms: float) -> None:
-        self._trials.setdefault(kind, _Trial()).charge(ms)
+        self._trials.setdefault(kind, _DraftPause()).charge(ms)
 
     def states(self, *, uses_model: bool) -> tuple[DraftingState, ...]:
         found = sorted(
@@ -139,7 +139,7 @@ class _Account:
         self._taken_ms = _FORGET * self._taken_ms + taken_ms
 
 
-class _Trial:
+class _DraftPause:
     """A loss pauses drafts, and the next loss for twice as long."""
 
     def __init__(self) -> None:

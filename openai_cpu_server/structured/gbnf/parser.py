@@ -19,8 +19,8 @@ from openai_cpu_server.structured.languages.expr import (
     ROOT,
     Chars,
     Expr,
+    GrammarRules,
     Ref,
-    Rules,
     Text,
     Token,
     alt,
@@ -100,7 +100,7 @@ def _wrong_escape(written: str) -> str:
     return f"unknown escape {written!r}, expected one of {escapes}"
 
 
-MOST_CHARACTERS = 600_000
+MOST_GBNF_CHARACTERS = 600_000
 MOST_SYMBOLS = 160_000
 _KINDS = {
     "name": ("a rule's name", "[A-Za-z0-9_-]+"),
@@ -137,8 +137,8 @@ class _Symbol(NamedTuple):
 
 
 def _symbols(text: str) -> list[_Symbol]:
-    if len(text) > MOST_CHARACTERS:
-        raise _error_at(text, MOST_CHARACTERS, f"more than {MOST_CHARACTERS} characters")
+    if len(text) > MOST_GBNF_CHARACTERS:
+        raise _error_at(text, MOST_GBNF_CHARACTERS, f"more than {MOST_GBNF_CHARACTERS} characters")
     found: list[_Symbol] = []
     position, kind = 0, ""
     while kind != "end":
@@ -174,12 +174,12 @@ def _finished(group: _Group) -> Expr:
     return found[0] if len(found) == 1 else alt(*found)
 
 
-def parse_gbnf(text: str, defined_names: Collection[str] = ()) -> Rules:
+def parse_gbnf(text: str, defined_names: Collection[str] = ()) -> GrammarRules:
     """Groups that are lifted out have a dot in their names. Raises InvalidGrammar."""
     return _Parser(text, defined_names).grammar()
 
 
-def names_tokens(rules: Rules) -> bool:
+def names_tokens(rules: GrammarRules) -> bool:
     return any(isinstance(expr, Token) for expr in every_expression(rules.values()))
 
 
@@ -189,12 +189,12 @@ class _Parser:
         self._symbols = _symbols(text)
         self._defined_elsewhere = defined_names
         self._next = 0
-        self._rules: Rules = {}
+        self._rules: GrammarRules = {}
         self._defined: dict[str, int] = {}
         self._mentioned: dict[str, int] = {}
         self._operands: dict[str, Expr] = {}
 
-    def grammar(self) -> Rules:
+    def grammar(self) -> GrammarRules:
         self._skip_lines()
         while self._kind != "end":
             self._rule()

@@ -20,11 +20,11 @@ from openai_cpu_server.structured.languages.expr import (
     And,
     Chars,
     Expr,
+    GrammarRules,
     Not,
     Ref,
     Repeat,
     Residue,
-    Rules,
     Seq,
     alt,
     both,
@@ -322,10 +322,12 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= lowest
 
 
-def state_rules(automaton: Automaton, names: Sequence[str], written: Callable[[CharSet], Expr]) -> Rules:
+def state_rules(
+    automaton: Automaton, names: Sequence[str], written: Callable[[CharSet], Expr]
+) -> GrammarRules:
     """Return a rule for each state, the first one for the whole. They are slower to run than one lexeme, but
     short."""
-    rules: Rules = {}
+    rules: GrammarRules = {}
     for state, edges in enumerate(automaton.edges):
         ends = [EMPTY] if state in automaton.accepting else []
         rules[names[state]] = alt(*ends, *(seq(written(chars), Ref(names[to])) for chars, to in edges))

@@ -135,7 +135,7 @@ class Token(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class _Several(Expr):
+class _NaryExpr(Expr):
     items: tuple[Expr, ...]
 
     @property
@@ -147,7 +147,7 @@ class _Several(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class _One(Expr):
+class _UnaryExpr(Expr):
     item: Expr
 
     @property
@@ -156,12 +156,12 @@ class _One(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class Seq(_Several):
+class Seq(_NaryExpr):
     pass
 
 
 @dataclass(frozen=True, eq=False)
-class Alt(_Several):
+class Alt(_NaryExpr):
     def _takes_nothing(self) -> bool:
         return True in [x.is_nullable for x in self.items]
 
@@ -187,7 +187,7 @@ def counts_in_braces(text: str, most: int) -> tuple[int, int | None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Repeat(_One):
+class Repeat(_UnaryExpr):
     """`high`: None for no limit."""
 
     low: int
@@ -207,12 +207,12 @@ class Repeat(_One):
 
 
 @dataclass(frozen=True, eq=False)
-class And(_Several):
+class And(_NaryExpr):
     is_extended = True
 
 
 @dataclass(frozen=True, eq=False)
-class Not(_One):
+class Not(_UnaryExpr):
     is_extended = True
 
     def _takes_nothing(self) -> bool:
@@ -377,7 +377,7 @@ ANY_CHAR = Chars(ANY)
 ALL = star(ANY_CHAR)
 
 
-Rules = dict[str, Expr]
+GrammarRules = dict[str, Expr]
 ROOT = "root"
 
 
@@ -410,17 +410,17 @@ def parts_first(roots: Iterable[Expr], done: Container[Expr] = ()) -> list[Expr]
     return inner_first(roots, lambda expr: expr.parts, done)
 
 
-def rewritten(rules: Rules, leaf: Callable[[Expr], Expr]) -> Rules:
+def rewritten(rules: GrammarRules, leaf: Callable[[Expr], Expr]) -> GrammarRules:
     found: dict[Expr, Expr] = {}
     for expr in parts_first(rules.values()):
         found[expr] = rebuilt(expr, (found[x] for x in expr.parts)) if expr.parts else leaf(expr)
     return {name: found[expr] for name, expr in rules.items()}
 
 
-Span = tuple[int, "int | None"]
+_Span = tuple[int, "int | None"]
 
 
-def span(expr: Expr) -> Span:
+def span(expr: Expr) -> _Span:
     """Least and greatest length; None means no limit."""
     if isinstance(expr, Chars):
         return 1, 1

@@ -13,9 +13,9 @@ from openai_cpu_server.structured.languages.expr import (
     ROOT,
     Alt,
     Expr,
+    GrammarRules,
     Ref,
     Repeat,
-    Rules,
     Seq,
     alt,
     repeat,
@@ -30,7 +30,7 @@ _MOST_UNROLLED = 16
 
 
 class RuleProduct(ABC, Generic[S]):
-    def __init__(self, source: Rules, whole: str, start: S) -> None:
+    def __init__(self, source: GrammarRules, whole: str, start: S) -> None:
         """`whole`: rule of all texts, which begin in the state `start`."""
         self._source = source
         self._expansions: dict[tuple[str, S], dict[S, Expr]] = {}
@@ -50,7 +50,7 @@ class RuleProduct(ABC, Generic[S]):
         return True
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> GrammarRules:
         found = {
             self._name(*key, after): expr
             for key, ways in self._expansions.items()

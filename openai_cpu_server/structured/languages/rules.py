@@ -16,9 +16,9 @@ from openai_cpu_server.structured.languages.expr import (
     And,
     Chars,
     Expr,
+    GrammarRules,
     Ref,
     Repeat,
-    Rules,
     Seq,
     Text,
     inner_first,
@@ -109,7 +109,7 @@ def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
             yield from _named(part, level + 1)
 
 
-def takes_long_texts(rules: Rules, most: int) -> bool:
+def takes_long_texts(rules: GrammarRules, most: int) -> bool:
     """Return True if some part matches only texts of more than `most` characters.
 
     A recursive reference counts as length 0, which can only hide a part.
@@ -145,7 +145,7 @@ def _least_length(expr: Expr, least: Mapping[Expr, float], lengths: Mapping[str,
     return 0
 
 
-def users(rules: Rules) -> dict[str, list[str]]:
+def users(rules: GrammarRules) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, expr in rules.items():
         for used in expr.references:
@@ -156,7 +156,7 @@ def users(rules: Rules) -> dict[str, list[str]]:
 class Nullables:
     """Rules are visited only where the answer depends on them."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: GrammarRules) -> None:
         self._named: dict[Expr, list[Expr]] = {}
         for name, expr in rules.items():
             self._named.setdefault(expr, []).append(Ref(name))
@@ -203,7 +203,7 @@ def _is_open(expr: Expr) -> bool:
     return not isinstance(expr, Seq) or all(x.is_nullable or x.references for x in expr.items)
 
 
-def find_left_recursion(rules: Rules) -> list[str] | None:
+def find_left_recursion(rules: GrammarRules) -> list[str] | None:
     """Return the names along a cycle, or None."""
     nullable = Nullables(rules)
     done: set[str] = set()
@@ -214,7 +214,7 @@ def find_left_recursion(rules: Rules) -> list[str] | None:
     return None
 
 
-def _cycle_from(start: str, rules: Rules, nullable: Nullables, done: set[str]) -> list[str] | None:
+def _cycle_from(start: str, rules: GrammarRules, nullable: Nullables, done: set[str]) -> list[str] | None:
     if start in done:
         return None
     path = {start: leftmost(rules[start], nullable)}

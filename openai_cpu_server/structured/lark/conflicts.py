@@ -259,7 +259,7 @@ class _Group(msgspec.Struct):
     members: list[str] = msgspec.field(default_factory=list)
 
 
-State = tuple[tuple[Expr, Expr], ...]
+_State = tuple[tuple[Expr, Expr], ...]
 
 
 class _Search:
@@ -271,7 +271,7 @@ class _Search:
         self._groups: dict[Expr, _Group] = {}
         self._words: dict[str, list[str]] = {}
         self._step = functools.cache(self._find_step)
-        self._followers: Callable[[State], int] = functools.cache(
+        self._followers: Callable[[_State], int] = functools.cache(
             lambda state: union(self._groups[group].follow for group, rest in state if rest.is_nullable)
         )
         self._leads = FirstBytes()
@@ -294,7 +294,7 @@ class _Search:
             group.members.append(name)
 
     def found(self) -> set[str]:
-        start: State = tuple((expr, expr) for expr in self._groups)
+        start: _State = tuple((expr, expr) for expr in self._groups)
         seen, queue = {start}, [start]
         for state in queue:
             self._work.spend(4 + len(state))
@@ -311,24 +311,24 @@ class _Search:
         self._compare_words()
         return self._found
 
-    def _characters(self, state: State) -> list[str]:
+    def _characters(self, state: _State) -> list[str]:
         sets = frozenset[CharSet]().union(*(self._leads.fronts(rest) for _, rest in state))
         self._budget.spend("regex_work", 1 + len(sets) ** 2 // 4)
         return _one_of_each(sets)
 
-    def _find_step(self, state: State, char: str) -> State:
+    def _find_step(self, state: _State, char: str) -> _State:
         before = self._budget.spent("regex_work")
         moved = ((group, self._deriver.derive(rest, ord(char))) for group, rest in state)
         found = tuple((group, rest) for group, rest in moved if rest != NOTHING)
         self._work.spend(4 + len(state) + 6 * (self._budget.spent("regex_work") - before))
         return found
 
-    def _note(self, following: int, state: State) -> None:
+    def _note(self, following: int, state: _State) -> None:
         for group, rest in state if following else ():
             if following & self._leads.mask(rest):
                 self._found.update(self._groups[group].members)
 
-    def _read(self, word: str, state: State) -> None:
+    def _read(self, word: str, state: _State) -> None:
         self._work.spend(1)
         for position, char in enumerate(word):
             if position and self._followers(state) & lead_of_char(char):

@@ -24,8 +24,8 @@ from openai_cpu_server.structured.languages.expr import (
     NOTHING,
     Chars,
     Expr,
+    GrammarRules,
     Ref,
-    Rules,
     alt,
     both,
     negate,
@@ -44,7 +44,7 @@ _WHOLE = "whole."
 """A dot keeps the name apart from clients' rules."""
 
 
-def lark_rules(text: str) -> Rules:
+def lark_rules(text: str) -> GrammarRules:
     read = read_lark(text)
     terminals = _Terminals(read)
     rules = dict(read.rules)
@@ -63,7 +63,7 @@ class _Terminals:
         self.languages: dict[str, Expr] = {}
         self._budget = Budget(Limits())
         self._plain = PlainLanguages(self._budget)
-        self.rules: Rules = {}
+        self.rules: GrammarRules = {}
         """States of languages that are too complex for one expression."""
         for name in read.terminals:
             self._language(name)
@@ -126,7 +126,7 @@ class _Terminals:
 class _GreedyRules(RuleProduct[CharSet]):
     """A state is the set of characters that may not follow, because a terminal would read them."""
 
-    def __init__(self, source: Rules, terminals: _Terminals) -> None:
+    def __init__(self, source: GrammarRules, terminals: _Terminals) -> None:
         self._terminals = terminals
         bits = {name: 1 << number for number, name in enumerate(terminals.languages)}
 

@@ -22,11 +22,11 @@ from openai_cpu_server.structured.languages.expr import (
     And,
     Chars,
     Expr,
+    GrammarRules,
     Multiples,
     Not,
     Ref,
     Repeat,
-    Rules,
     Seq,
     Text,
     Token,
@@ -39,7 +39,7 @@ from openai_cpu_server.structured.languages.expr import (
 from openai_cpu_server.structured.languages.rules import Nullables, leftmost, users
 from openai_cpu_server.structured.options import Budget, InvalidGrammar, Limits, SchemaTooLarge
 
-MOST_STEPS = 600_000
+_MOST_STEPS = 600_000
 _STEPS_A_SECOND = 160_000
 """Measured with 87 schemas of MaskBench on a busy Zen 3."""
 _STEPS_A_TRANSITION = 4
@@ -47,7 +47,7 @@ _STEPS_A_TRANSITION = 4
 
 
 class Work:
-    def __init__(self, allowed: int = MOST_STEPS) -> None:
+    def __init__(self, allowed: int = _MOST_STEPS) -> None:
         self._allowed = allowed
         self.spent = 0
 
@@ -333,7 +333,7 @@ def _common(some: frozenset[CharSet], others: frozenset[CharSet]) -> frozenset[C
 
 class Following:
     def __init__(
-        self, rules: Rules, terminals: Mapping[str, Expr], bits: Mapping[str, int], work: Work
+        self, rules: GrammarRules, terminals: Mapping[str, Expr], bits: Mapping[str, int], work: Work
     ) -> None:
         self._rules = rules
         self._terminals = terminals
@@ -347,15 +347,15 @@ class Following:
         self._find_firsts()
 
     def _find_firsts(self) -> None:
-        begun_with: dict[str, list[str]] = {}
+        rules_by_first: dict[str, list[str]] = {}
         for name, expr in self._rules.items():
             self._first[Ref(name)] = 0
             for first in leftmost(expr, self._nullable):
-                begun_with.setdefault(first, []).append(name)
+                rules_by_first.setdefault(first, []).append(name)
         queue = deque(self._terminals)
         while queue:
             found = self._first[Ref(first := queue.popleft())]
-            for name in begun_with.get(first, ()):
+            for name in rules_by_first.get(first, ()):
                 self._work.spend(1)
                 if found & ~self._first[Ref(name)]:
                     self._first[Ref(name)] |= found
@@ -413,7 +413,7 @@ class Following:
                         queue.append(last)
 
 
-Place = dict[str, int]
+_Place = dict[str, int]
 """Lexemes, with the first bytes of what may follow each there."""
 
 
@@ -477,7 +477,7 @@ class LexemePlaces:
         self._masks = {name: leads.mask(expr) for name, expr in plan.lexemes.items()}
         self._next = functools.cache(lambda number: self._reached([], [number]))
 
-    def found(self) -> list[Place]:
+    def found(self) -> list[_Place]:
         start = self._reached(self._mentions.firsts[ROOT], [])
         seen, queue, found = {start}, [start], []
         for state in queue:
@@ -488,7 +488,7 @@ class LexemePlaces:
             queue += fresh
         return list({frozenset(place.items()): place for place in found}.values())
 
-    def _read(self, state: frozenset[int]) -> tuple[Place, set[frozenset[int]]]:
+    def _read(self, state: frozenset[int]) -> tuple[_Place, set[frozenset[int]]]:
         by_name: dict[str, list[int]] = {}
         for number in state:
             by_name.setdefault(self._mentions.names[number], []).append(number)

@@ -34,7 +34,7 @@ from openai_cpu_server.structured.scalars.regex import rust_language
 from openai_cpu_server.structured.scalars.regex_parser import either_case
 
 START = "start"
-MOST_CHARACTERS = 100_000
+MOST_LARK_CHARACTERS = 100_000
 _MOST_RULES, _MOST_TERMINALS = 2_000, 1_000
 _MOST_IGNORED = 32
 """Expressions after `%ignore`, each of which may follow each other: 99 took a second."""
@@ -119,8 +119,8 @@ class LarkGrammar(msgspec.Struct, frozen=True):
 
 
 def read_lark(text: str) -> LarkGrammar:
-    if len(text) > MOST_CHARACTERS:
-        raise InvalidGrammar(1, 1, f"more than {MOST_CHARACTERS} characters")
+    if len(text) > MOST_LARK_CHARACTERS:
+        raise InvalidGrammar(1, 1, f"more than {MOST_LARK_CHARACTERS} characters")
     return _Reader(list(_symbols(text))).grammar()
 
 

@@ -16,11 +16,11 @@ from openai_cpu_server.structured.languages.expr import (
     And,
     Chars,
     Expr,
+    GrammarRules,
     Multiples,
     Not,
     Ref,
     Repeat,
-    Rules,
     Seq,
     Text,
     Token,
@@ -193,7 +193,7 @@ _CHARACTERS_PER_STEP = 6
 
 
 class Translation:
-    def __init__(self, rules: Rules, *, num_read: int = 0, work: planning.Work | None = None) -> None:
+    def __init__(self, rules: GrammarRules, *, num_read: int = 0, work: planning.Work | None = None) -> None:
         """`num_read`: characters that count as work."""
         work = work or planning.Work()
         work.spend(num_read // _CHARACTERS_PER_STEP)
@@ -238,7 +238,7 @@ def numbered_from(first: int) -> Callable[[int], int]:
     return lambda token: numbers.setdefault(token, first + len(numbers))
 
 
-def _plan(rules: Rules, work: planning.Work) -> planning.LexemePlan:
+def _plan(rules: GrammarRules, work: planning.Work) -> planning.LexemePlan:
     """Make lexemes as large as possible, and break those that conflict, at last into single characters."""
     regular, share = planning.RegularRules(rules, work), planning.Share(work, _MOST_TO_CONFIRM)
     items = {regular.of(rules[name]) for name in rules if is_list_item(name)}

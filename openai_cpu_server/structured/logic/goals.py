@@ -19,7 +19,7 @@ from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.nodes import TRUE, JsonKind, Node, NodeTable
 
 Goal = tuple[truths.Signed, ...]
-Order = tuple[int, ...]
+_Order = tuple[int, ...]
 _DEEP = 24
 _MOST_COMPARED = 60
 _COPIED_PER_STEP = 32
@@ -32,11 +32,11 @@ class Fact:
     number: int
 
 
-Branch = tuple[Fact, ...]
+Conjunction = tuple[Fact, ...]
 
 
 class _Item(msgspec.Struct, frozen=True):
-    order: Order
+    order: _Order
     number: int
     is_true: bool
     trail: frozenset[int] = frozenset()
@@ -55,7 +55,7 @@ class _State(msgspec.Struct):
     kind: JsonKind
     meaning: Callable[[int], int]
     queue: list[_Item] = msgspec.field(default_factory=list)
-    facts: list[tuple[Order, Fact]] = msgspec.field(default_factory=list)
+    facts: list[tuple[_Order, Fact]] = msgspec.field(default_factory=list)
     choices: list[_Choice] = msgspec.field(default_factory=list)
     visits: set[truths.Signed] = msgspec.field(default_factory=set)
     stated: set[truths.Signed] = msgspec.field(default_factory=set)
@@ -86,7 +86,7 @@ class _State(msgspec.Struct):
         return is_stated or (item.is_true and marks.imply(self.marked, item.number))
 
 
-def limits_of(branch: Branch) -> tuple[int, int | None]:
+def limits_of(branch: Conjunction) -> tuple[int, int | None]:
     found = [f.node for f in branch if isinstance(f.node, nodes.Size)]
     highs = [x.high for x in found if x.high is not None]
     return max((x.low for x in found), default=0), min(highs, default=None)
@@ -116,10 +116,10 @@ class Goals:
         self._possible: dict[tuple[Goal, JsonKind], bool] = {}
         self._possible_anywhere: dict[Goal, bool] = {}
         self._depth = 0
-        self.is_possible: Callable[[Branch, JsonKind], bool] = lambda branch, kind: True
+        self.is_possible: Callable[[Conjunction, JsonKind], bool] = lambda branch, kind: True
         self.expand: Callable[[nodes.Unevaluated], int] = lambda node: TRUE
 
-    def _find_branches(self, goal: Goal, kind: JsonKind) -> tuple[Branch, ...]:
+    def _find_branches(self, goal: Goal, kind: JsonKind) -> tuple[Conjunction, ...]:
         items = [_Item((i,), number, is_true) for i, (number, is_true) in enumerate(goal)]
         with self._budget.looking_at(self.path(goal)):
             found = dict.fromkeys(self._unfold(items, kind))
@@ -157,7 +157,7 @@ class Goals:
         for number in numbers:
             self._report.refuse(*self.table.place(number), reason)
 
-    def _without_special_cases(self, branches: list[Branch]) -> tuple[Branch, ...]:
+    def _without_special_cases(self, branches: list[Conjunction]) -> tuple[Conjunction, ...]:
         """Branches with all facts of another branch add no values, unless they declare more properties."""
         if len(branches) > _MOST_COMPARED:
             return tuple(branches)
@@ -179,7 +179,7 @@ class Goals:
 
     # Unfolding
 
-    def _unfold(self, items: list[_Item], kind: JsonKind) -> Iterable[Branch]:
+    def _unfold(self, items: list[_Item], kind: JsonKind) -> Iterable[Conjunction]:
         first = _State(kind, self.table.meaning)
         if not self.table.is_precise:
             first.stated = first.visits

@@ -313,7 +313,7 @@ def _base64(more: str, padding: str = "") -> str:
     return rf"(?:{char}{{4}})*(?:{char}{{2}}(?:==){padding}|{char}{{3}}={padding})?"
 
 
-FORMATS = {
+STRING_FORMATS = {
     "date": _DATE,
     "time": _TIME,
     "date-time": rf"{_DATE}T{_TIME}",
@@ -342,5 +342,5 @@ FORMATS = {
     "base64": _base64("+/"),
     "base64url": _base64("_-"),
 }
-FORMATS_BESIDE_PATTERNS = {**FORMATS, "base64url": _base64("_-", "?")}
+FORMATS_BESIDE_PATTERNS = {**STRING_FORMATS, "base64url": _base64("_-", "?")}
 """Padding may be left out beside a `pattern`, as RFC 4648 allows and Zod's pattern demands."""

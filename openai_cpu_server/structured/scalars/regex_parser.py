@@ -340,7 +340,7 @@ def _single(tree: Expr) -> CharSet | None:
 _NOT_NEWLINE = ANY - CharSet.chars("\n")
 _HARMLESS = "uU"
 """Unicode is on anyway, and greed does not change which texts match."""
-_KNOWN = "is" + _HARMLESS
+_HANDLED = "is" + _HARMLESS
 _LETTERS = CharSet.of((0x41, 0x5A), (0x61, 0x7A))
 _POSIX = {
     "alnum": _LETTERS | DIGITS,
@@ -375,7 +375,7 @@ class RustRegexParser(RegexParser):
 
     def _set_flags(self, on: str, off: str = "") -> None:
         for flag in on + off:
-            if flag not in _KNOWN and not (flag == "m" and flag in off):
+            if flag not in _HANDLED and not (flag == "m" and flag in off):
                 self._fail(f"the flag '{flag}' is not supported, only 'i' and 's'")
         self._flags = self._flags.union(on).difference(off)
 

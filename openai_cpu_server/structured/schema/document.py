@@ -65,7 +65,7 @@ _STEPS_PER_SCHEMA = 4
 _DYNAMIC = frozenset({"$dynamicAnchor", "$recursiveAnchor"})
 _ROOT_URI = "urn:root"
 
-Scope = tuple[str, ...]
+ResourcePath = tuple[str, ...]
 """Resources through which references led to a schema, outermost first."""
 Target = Union[str, bool]
 
@@ -104,7 +104,7 @@ class _Library:
             container = container.parent
         return self.root
 
-    def resolver(self, base: str, scope: Scope) -> Resolver[Any]:
+    def resolver(self, base: str, scope: ResourcePath) -> Resolver[Any]:
         first, *others = dict.fromkeys((*scope, base))
         resolver: Resolver[Any] = self.registry.resolver(first)
         for uri in [*others, base]:
@@ -170,7 +170,7 @@ class References:
         found = [_Library(self._root, next(named, DRAFT202012))]
         return [*found, _Library(self._root, DRAFT4)] if dialect is None and "id" in self._keys else found
 
-    def entered(self, scope: Scope, pointer: str) -> Scope:
+    def entered(self, scope: ResourcePath, pointer: str) -> ResourcePath:
         if not self._is_dynamic:
             return ()
         uri = self._libraries[0].address(self._container(pointer))
@@ -190,7 +190,7 @@ class References:
                 return self._target(self.value(unquote(reference[1:])))
         raise _dangling(at, "$ref", reference)
 
-    def find_dynamic(self, keyword: str, reference: str, at: str, scope: Scope) -> Target:
+    def find_dynamic(self, keyword: str, reference: str, at: str, scope: ResourcePath) -> Target:
         library = self._libraries[0]
         try:
             resolver = library.resolver(library.address(self._container(at)), scope)

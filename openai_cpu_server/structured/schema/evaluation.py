@@ -21,7 +21,7 @@ from openai_cpu_server.structured.options import (
 )
 from openai_cpu_server.structured.scalars.regex import search_language
 from openai_cpu_server.structured.schema import nodes
-from openai_cpu_server.structured.schema.document import Draft, Schema, Scope, escaped
+from openai_cpu_server.structured.schema.document import Draft, ResourcePath, Schema, escaped
 from openai_cpu_server.structured.schema.nodes import FALSE, TRUE, JsonKind, NodeTable
 from openai_cpu_server.structured.schema.normalise import KEYWORDS, Normaliser, is_closed
 
@@ -125,7 +125,7 @@ class Evaluation:
     kind: JsonKind
     reader: Normaliser
     may_meet: Callable[[int, int, JsonKind], bool]
-    of_scope: Callable[[Scope], Evaluation]
+    of_scope: Callable[[ResourcePath], Evaluation]
     draft: Draft
     budget: Budget
 
@@ -284,7 +284,9 @@ class Evaluation:
 
 
 def without_unevaluated(
-    of_scope: Callable[[JsonKind, Scope], Evaluation], report: UnenforcedReport, node: nodes.Unevaluated
+    of_scope: Callable[[JsonKind, ResourcePath], Evaluation],
+    report: UnenforcedReport,
+    node: nodes.Unevaluated,
 ) -> int:
     evaluation = of_scope(node.kind, node.scope)
     table, keyword = evaluation.reader.table, KEYWORDS[node.kind]

@@ -15,14 +15,14 @@ from openai_cpu_server.structured.options import (
     UnsupportedSchema,
 )
 from openai_cpu_server.structured.scalars.numbers import Bound
-from openai_cpu_server.structured.scalars.regex import FORMATS, search_language
+from openai_cpu_server.structured.scalars.regex import STRING_FORMATS, search_language
 from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.document import (
     Draft,
     Json,
     References,
+    ResourcePath,
     Schema,
-    Scope,
     draft_of,
     escaped,
     exact,
@@ -88,7 +88,7 @@ class SchemaReaders:
 
 
 class Normaliser:
-    def __init__(self, readers: SchemaReaders, scope: Scope) -> None:
+    def __init__(self, readers: SchemaReaders, scope: ResourcePath) -> None:
         self._readers = readers
         self.scope = scope
         self.table = readers.table
@@ -279,7 +279,7 @@ class Normaliser:
         name = schema["format"]
         if not isinstance(name, str):
             raise InvalidSchema(path, "'format' must be a string")
-        return self.table.add(nodes.Format(name), path, "format") if name in FORMATS else TRUE
+        return self.table.add(nodes.Format(name), path, "format") if name in STRING_FORMATS else TRUE
 
     def _enum(self, schema: Schema, path: str) -> int:
         values = schema["enum"]

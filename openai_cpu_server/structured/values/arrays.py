@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, alt, repeat, seq
-from openai_cpu_server.structured.logic.goals import ANYTHING, Branch, Goal, Goals, join, limits_of
+from openai_cpu_server.structured.logic.goals import ANYTHING, Conjunction, Goal, Goals, join, limits_of
 from openai_cpu_server.structured.schema.nodes import Contains, Items, Unique
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.notations import Punctuation
@@ -38,7 +38,7 @@ class ArrayShape(msgspec.Struct, frozen=True):
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
 
-def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
+def array_shape(branch: Conjunction, goals: Goals) -> ArrayShape | None:
     """Return None if no array fits."""
     needs = [
         Need(((f.node.item, True),), ((f.node.item, False),), f.node.low, f.node.high, f.number)
@@ -179,7 +179,7 @@ class ArrayRules:
         if most < shape.low:
             return NOTHING
         if sum(math.comb(len(values), n) for n in range(most + 1)) > _MOST_SUBSETS:
-            return self._in_given_order(values, shape.low, most, hint)
+            return self._in_their_order(values, shape.low, most, hint)
         return self._in_any_order(values, shape.low, most, hint)
 
     def _distinct(self, shape: ArrayShape, hint: str) -> Expr | None:
@@ -210,7 +210,7 @@ class ArrayRules:
 
         return self.grammar.by_moves(f"{hint}-set", 0, moves)
 
-    def _in_given_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
+    def _in_their_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
         is_limited = most < len(values)
         cap = most if is_limited else max(low, 1)  # without a limit it stops counting where there are enough
         row = [EMPTY if count >= low else NOTHING for count in range(cap + 1)]

@@ -24,7 +24,7 @@ from openai_cpu_server.structured.languages.expr import (
     repeat,
     seq,
 )
-from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, join, limits_of
+from openai_cpu_server.structured.logic.goals import Conjunction, Goal, Goals, join, limits_of
 from openai_cpu_server.structured.options import PropertyOrder
 from openai_cpu_server.structured.schema import nodes
 from openai_cpu_server.structured.schema.nodes import TRUE
@@ -76,7 +76,7 @@ class ObjectShapes:
         self.shapes = functools.cache(self._found)
         """Shapes of a branch: several if one property of many is required, none if no object fits."""
 
-    def _found(self, branch: Branch) -> list[ObjectShape]:
+    def _found(self, branch: Conjunction) -> list[ObjectShape]:
         base = self._shape(branch)
         if base is None:
             return []
@@ -86,7 +86,7 @@ class ObjectShapes:
                 shapes = [x for shape in shapes for x in self._with_witness(shape, fact.node, fact.number)]
         return [shape.without_undeclared() for shape in shapes]
 
-    def _shape(self, branch: Branch) -> ObjectShape | None:
+    def _shape(self, branch: Conjunction) -> ObjectShape | None:
         every = [f.node for f in branch]
         facts = [x for x in every if isinstance(x, nodes.Properties)]
         named = [dict(x.named) for x in facts]
@@ -115,7 +115,7 @@ class ObjectShapes:
 
     def _counted(
         self,
-        branch: Branch,
+        branch: Conjunction,
         members: list[Member],
         names: list[str],
         others: list[Others],
@@ -274,8 +274,8 @@ class _Body:
     @property
     def _others_anywhere(self) -> bool:
         is_counted = self._cap > 1 or self._shape.high is not None
-        is_asked = self._objects.order is PropertyOrder.ANY and self._witness is None
-        return is_asked and self._other is not NOTHING and not is_counted
+        may_be_anywhere = self._objects.order is PropertyOrder.ANY and self._witness is None
+        return may_be_anywhere and self._other is not NOTHING and not is_counted
 
     # In order, not counted
 

@@ -29,7 +29,7 @@ from openai_cpu_server.structured.languages.expr import (
     optional,
     seq,
 )
-from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals, limits_of
+from openai_cpu_server.structured.logic.goals import Conjunction, Fact, Goal, Goals, limits_of
 from openai_cpu_server.structured.options import Budget, Limits, UnenforcedReport
 from openai_cpu_server.structured.scalars import numbers, regex
 from openai_cpu_server.structured.schema import nodes
@@ -49,19 +49,19 @@ class StringLanguages:
         self.plain = PlainLanguages(budget)
         self._deriver = Deriver(budget)
 
-    def language(self, branch: Branch) -> Expr:
+    def language(self, branch: Conjunction) -> Expr:
         return self._language(self._without_clashes(branch))
 
-    def _language(self, branch: Branch) -> Expr:
+    def _language(self, branch: Conjunction) -> Expr:
         if any(isinstance(f.node, nodes.Scalars) and f.is_true for f in branch):
             return any_of(self._listed(branch))
         low, high = limits_of(branch)
         return bounded(both(*self._parts(branch)), low, high)
 
-    def listed(self, branch: Branch) -> list[str]:
+    def listed(self, branch: Conjunction) -> list[str]:
         return self._listed(self._without_clashes(branch))
 
-    def _listed(self, branch: Branch) -> list[str]:
+    def _listed(self, branch: Conjunction) -> list[str]:
         lists = [f.node.strings for f in branch if isinstance(f.node, nodes.Scalars) and f.is_true]
         common = [x for x in lists[0] if all(x in other for other in map(set, lists[1:]))]
         low, high = limits_of(branch)
@@ -69,7 +69,7 @@ class StringLanguages:
         sized = [x for x in common if len(x) >= low and (high is None or len(x) <= high)]
         return [x for x in sized if all(self.matches(part, x) for part in parts)]
 
-    def _without_clashes(self, branch: Branch) -> Branch:
+    def _without_clashes(self, branch: Conjunction) -> Conjunction:
         """Formats give way to other facts, because a format is an annotation in the standard."""
         formats = [f for f in branch if isinstance(f.node, nodes.Format) and f.is_true]
         others = tuple(f for f in branch if f not in formats)
@@ -83,9 +83,9 @@ class StringLanguages:
             self._report.note(*self._goals.table.place(fact.number))
         return others
 
-    def _parts(self, branch: Branch) -> list[Expr]:
+    def _parts(self, branch: Conjunction) -> list[Expr]:
         has_pattern = any(isinstance(f.node, nodes.Pattern) for f in branch)
-        formats = regex.FORMATS_BESIDE_PATTERNS if has_pattern else regex.FORMATS
+        formats = regex.FORMATS_BESIDE_PATTERNS if has_pattern else regex.STRING_FORMATS
         found = []
         for fact in branch:
             match fact.node:
@@ -115,7 +115,7 @@ class StringLanguages:
         return ALL if ALL in languages else alt(*languages)
 
 
-@functools.lru_cache(maxsize=len(regex.FORMATS))
+@functools.lru_cache(maxsize=len(regex.STRING_FORMATS))
 def _format_language(pattern: str) -> Expr:
     return regex.full_language(pattern, Limits())
 
@@ -186,7 +186,7 @@ class NumberLanguages:
     def __init__(self, goals: Goals) -> None:
         self._goals = goals
 
-    def language(self, branch: Branch) -> Expr:
+    def language(self, branch: Conjunction) -> Expr:
         """Exponents of other than small numbers are left out where facts are checked digit by digit."""
         within = tuple(f for f in branch if not _is_beyond_doubles(f))
         if any(isinstance(f.node, nodes.Scalars) and f.is_true for f in within):
@@ -210,7 +210,7 @@ class NumberLanguages:
             plain.append(_base(near, *_widths(plain, decimals)))
         return alt(both(*plain), _small(near) if is_range else NOTHING)
 
-    def _within_digits(self, branch: Branch) -> Branch:
+    def _within_digits(self, branch: Conjunction) -> Conjunction:
         most = numbers.MOST_BOUND_DIGITS
         far = [f for f in branch if isinstance(f.node, nodes.Limit) and f.node.bound.value.adjusted() >= most]
         near = tuple(f for f in branch if f not in far)
@@ -226,7 +226,7 @@ class NumberLanguages:
         reason = f"takes numbers of more than {numbers.MOST_BOUND_DIGITS} digits, which cannot be enforced"
         self._goals.refuse((fact.number for fact in facts), reason)
 
-    def multiples(self, branch: Branch) -> Expr | None:
+    def multiples(self, branch: Conjunction) -> Expr | None:
         """Return multiples that llguidance counts, or None if an automaton does."""
         steps = [f.node.step for f in branch if isinstance(f.node, nodes.MultipleOf) and f.is_true]
         others = [f for f in branch if not isinstance(f.node, (nodes.MultipleOf, nodes.Limit))]
@@ -257,7 +257,7 @@ class NumberLanguages:
             beside += range(last // step * step + step, greatest + 1, step)
         return alt(numbers.multiples_between(step, first, last), *(literal(str(x)) for x in beside))
 
-    def listed(self, branch: Branch) -> list[Decimal]:
+    def listed(self, branch: Conjunction) -> list[Decimal]:
         first = next(f.node for f in branch if isinstance(f.node, nodes.Scalars) and f.is_true)
         return [x for x in first.numbers if all(_holds(f, x) for f in branch)]
 
@@ -316,7 +316,7 @@ def _rounded(node: Node) -> Node:
     return nodes.Limit(numbers.Bound(value, is_open=False), node.is_upper)
 
 
-def _is_empty_range(branch: Branch) -> bool:
+def _is_empty_range(branch: Conjunction) -> bool:
     lows, highs = _bounds(branch)
     return any(
         low.value > high.value or (low.value == high.value and (low.is_open or high.is_open))
@@ -325,7 +325,7 @@ def _is_empty_range(branch: Branch) -> bool:
     )
 
 
-def _decimals(branch: Branch) -> numbers.Decimals:
+def _decimals(branch: Conjunction) -> numbers.Decimals:
     least = numbers.Decimals()
     bounds = [f.node.bound.value for f in branch if isinstance(f.node, nodes.Limit)]
     steps = [f.node.step for f in branch if isinstance(f.node, nodes.MultipleOf)]
@@ -334,7 +334,7 @@ def _decimals(branch: Branch) -> numbers.Decimals:
     return numbers.Decimals(max(whole, least.whole_digits), max(fraction, least.fraction_digits))
 
 
-def _small(branch: Branch) -> Expr:
+def _small(branch: Conjunction) -> Expr:
     lows, highs = _bounds(branch)
     low = max((bound.value for bound in lows), default=Decimal(-1))
     high = min((bound.value for bound in highs), default=Decimal(1))
@@ -343,32 +343,32 @@ def _small(branch: Branch) -> Expr:
     return alt(positive, negative)
 
 
-def _is_integer_range(branch: Branch) -> bool:
+def _is_integer_range(branch: Conjunction) -> bool:
     bounds = [f for f in branch if isinstance(f.node, nodes.Limit)]
     integer = [f for f in branch if isinstance(f.node, nodes.Integer) and f.is_true]
     return bool(bounds and integer) and len(bounds) + len(integer) == len(branch)
 
 
-def _bounds(branch: Branch) -> tuple[list[numbers.Bound], list[numbers.Bound]]:
+def _bounds(branch: Conjunction) -> tuple[list[numbers.Bound], list[numbers.Bound]]:
     limits = [f.node for f in branch if isinstance(f.node, nodes.Limit)]
     return [x.bound for x in limits if not x.is_upper], [x.bound for x in limits if x.is_upper]
 
 
-def _integer_bounds(branch: Branch) -> tuple[int | None, int | None]:
+def _integer_bounds(branch: Conjunction) -> tuple[int | None, int | None]:
     lows, highs = _bounds(branch)
     least = [math.floor(b.value) + 1 if b.is_open else math.ceil(b.value) for b in lows]
     greatest = [math.ceil(b.value) - 1 if b.is_open else math.floor(b.value) for b in highs]
     return max(least, default=None), min(greatest, default=None)
 
 
-def few_integers(branch: Branch, most: int) -> range | None:
+def few_integers(branch: Conjunction, most: int) -> range | None:
     if not _is_integer_range(branch):
         return None
     low, high = _integer_bounds(branch)
     return range(low, high + 1) if low is not None and high is not None and high - low < most else None
 
 
-def _listed_multiples(branch: Branch) -> list[int] | None:
+def _listed_multiples(branch: Conjunction) -> list[int] | None:
     steps = [f.node.step for f in branch if isinstance(f.node, nodes.MultipleOf) and f.is_true]
     low, high = _integer_bounds(branch)
     is_integer = any(isinstance(f.node, nodes.Integer) and f.is_true for f in branch)
@@ -382,7 +382,7 @@ def _listed_multiples(branch: Branch) -> list[int] | None:
     return [x for x in found if all(_holds(f, Decimal(x)) for f in branch)]
 
 
-def _base(branch: Branch, whole: Expr, plain: Expr) -> Expr:
+def _base(branch: Conjunction, whole: Expr, plain: Expr) -> Expr:
     integer = [f for f in branch if isinstance(f.node, nodes.Integer)]
     if not integer:
         return plain

@@ -24,11 +24,11 @@ from openai_cpu_server.structured.languages.expr import (
     And,
     Chars,
     Expr,
+    GrammarRules,
     Multiples,
     Not,
     Ref,
     Repeat,
-    Rules,
     Seq,
     Text,
     Token,
@@ -43,15 +43,15 @@ from openai_cpu_server.structured.languages.rules import order, users
 from openai_cpu_server.structured.options import Budget, InvalidSchema, Limits, SchemaTooLarge
 from openai_cpu_server.structured.scalars.numbers import multiples_between
 
-NEVER = "never"
-_RESERVED = (ROOT, NEVER, "start")
-State = TypeVar("State")
+_NEVER = "never"
+_RESERVED = (ROOT, _NEVER, "start")
+S = TypeVar("S")
 
 
 class GrammarBuilder:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._rules: Rules = {}
+        self._rules: GrammarRules = {}
         self._shared: dict[Expr, Ref] = {}
         self._counts: dict[str, int] = dict.fromkeys(_RESERVED, 1)
 
@@ -93,9 +93,7 @@ class GrammarBuilder:
             return self.define(hint, simple)
         return self.by_states(hint, plain.automaton(language), Chars)
 
-    def by_moves(
-        self, hint: str, start: State, moves: Callable[[State], Iterable[tuple[Expr, State | None]]]
-    ) -> Expr:
+    def by_moves(self, hint: str, start: S, moves: Callable[[S], Iterable[tuple[Expr, S | None]]]) -> Expr:
         """`moves`: texts with the state behind each, or None at the end."""
         names, queue = {start: self.reserve(hint)}, [start]
         for state in queue:
@@ -110,9 +108,9 @@ class GrammarBuilder:
 
     def structural(self, hint: str, lexeme: Expr) -> Expr:
         """Return `lexeme | never`, which is not read as one lexeme."""
-        if NEVER not in self._rules:
-            self.set(NEVER, seq(Chars(~ANY), Ref(NEVER)))
-        return self.define(hint, alt(lexeme, Ref(NEVER)))
+        if _NEVER not in self._rules:
+            self.set(_NEVER, seq(Chars(~ANY), Ref(_NEVER)))
+        return self.define(hint, alt(lexeme, Ref(_NEVER)))
 
     def list_items(self, hint: str, item: Expr) -> tuple[Expr, Expr]:
         name = self.reserve(f"{hint}-set")
@@ -120,7 +118,7 @@ class GrammarBuilder:
             self.set(name + mark, item)
         return Ref(name + FIRST_ITEM), Ref(name + OTHER_ITEM)
 
-    def finish(self, root: Expr, path_of: Callable[[str], str | None] = lambda rule: None) -> Rules:
+    def finish(self, root: Expr, path_of: Callable[[str], str | None] = lambda rule: None) -> GrammarRules:
         """Return the reachable rules. Raises SchemaTooLarge, or InvalidSchema if nothing matches."""
         self._rules[ROOT] = root
         rules = _productive(self._rules)
@@ -137,7 +135,7 @@ class GrammarBuilder:
         return found
 
 
-def _with_literals(rules: Rules) -> Rules:
+def _with_literals(rules: GrammarRules) -> GrammarRules:
     """Join characters to literals. No text is as long as the largest counts."""
     found: dict[Expr, Expr] = {}
     for expr in parts_first(rules.values()):
@@ -165,7 +163,7 @@ def _joined(items: Iterable[Expr]) -> Iterator[Expr]:
         yield Text(text)
 
 
-def text_length(rules: Rules) -> int:
+def text_length(rules: GrammarRules) -> int:
     lengths: dict[Expr, int] = {}
     for expr in parts_first(rules.values()):
         own = 3
@@ -178,7 +176,7 @@ def text_length(rules: Rules) -> int:
     return sum(len(name) + lengths[expr] for name, expr in rules.items())
 
 
-def without_characters(rules: Rules, unknown: CharSet) -> Rules:
+def without_characters(rules: GrammarRules, unknown: CharSet) -> GrammarRules:
     """Forbid these characters. Raises InvalidSchema if nothing is left."""
     if not unknown:
         return rules
@@ -195,8 +193,8 @@ def without_characters(rules: Rules, unknown: CharSet) -> Rules:
     return _reachable(found)
 
 
-def _productive(rules: Rules) -> Rules:
-    good: set[str] = {NEVER}
+def _productive(rules: GrammarRules) -> GrammarRules:
+    good: set[str] = {_NEVER}
     users_of = users(rules)
     queue = list(rules)
     for name in queue:
@@ -214,7 +212,7 @@ def _productive(rules: Rules) -> Rules:
 
 def _ends(expr: Expr, good: set[str]) -> bool:
     if isinstance(expr, Ref):
-        return expr.name in good and expr.name != NEVER
+        return expr.name in good and expr.name != _NEVER
     if isinstance(expr, (Seq, And)):
         return all(_ends(x, good) for x in expr.items)
     if isinstance(expr, Alt):
@@ -236,7 +234,7 @@ def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
     return rebuilt(expr, (renamed(x, names) for x in expr.parts))
 
 
-def _merged(rules: Rules) -> Rules:
+def _merged(rules: GrammarRules) -> GrammarRules:
     while True:
         first: dict[Expr, str] = {}
         names: dict[str, str] = {}
@@ -259,12 +257,12 @@ def _last(name: str, names: dict[str, str]) -> str:
     return name
 
 
-def pruned_rules(rules: Rules) -> Rules:
+def pruned_rules(rules: GrammarRules) -> GrammarRules:
     found = _productive(rules)
     return _reachable(_merged(found)) if ROOT in found else {}
 
 
-def _reachable(rules: Rules) -> Rules:
+def _reachable(rules: GrammarRules) -> GrammarRules:
     order = {ROOT: rules[ROOT]}
     queue = [ROOT]
     for name in queue:
@@ -281,7 +279,7 @@ _NO_RULE: RuleKey = ("", "")
 """Stands for control tokens, which expressions distinguish."""
 
 
-def composed(root: str, parts: Mapping[str, Rules], limits: Limits | None = None) -> Rules:
+def composed(root: str, parts: Mapping[str, GrammarRules], limits: Limits | None = None) -> GrammarRules:
     """Return GBNF with the root `root`, which names the roots of parts by their keys.
 
     Raises InvalidGrammar, SchemaTooLarge.
@@ -323,7 +321,7 @@ _Node = tuple[str, tuple[int, ...], tuple[Any, ...]]
 _decoder = msgspec.msgpack.Decoder(tuple[list[_Node], dict[str, int]])
 
 
-def packed_rules(rules: Rules) -> bytes:
+def packed_rules(rules: GrammarRules) -> bytes:
     numbers: dict[Expr, int] = {}
     found: list[_Node] = []
     for expr in parts_first(rules.values()):
@@ -352,7 +350,7 @@ _MADE_OF: dict[str, Callable[..., Expr]] = {
 }
 
 
-def unpacked_rules(data: bytes) -> Rules:
+def unpacked_rules(data: bytes) -> GrammarRules:
     found, names = _decoder.decode(data)
     made: list[Expr] = []
     for kind, numbers, fields in found:

@@ -18,8 +18,8 @@ from openai_cpu_server.structured.languages.expr import (
     ROOT,
     Chars,
     Expr,
+    GrammarRules,
     Ref,
-    Rules,
     Seq,
     Text,
     Token,
@@ -221,7 +221,7 @@ def _pairs(chars: CharSet) -> list[Expr]:
     ]
 
 
-def raw_texts(rules: Rules, mark: str) -> Rules:
+def raw_texts(rules: GrammarRules, mark: str) -> GrammarRules:
     """Return the texts up to `mark`, or {} if there are none or that is too much work."""
     try:
         return pruned_rules(_MarkFree(rules, mark).rules)
@@ -229,7 +229,7 @@ def raw_texts(rules: Rules, mark: str) -> Rules:
         return {}
 
 
-def quoted_texts(rules: Rules) -> Rules:
+def quoted_texts(rules: GrammarRules) -> GrammarRules:
     escaped = rewritten(rules, _escaped)
     inner = next(f"{ROOT}-{number}" for number in range(len(rules) + 1) if f"{ROOT}-{number}" not in rules)
     text = escaped.pop(ROOT)
@@ -247,7 +247,7 @@ def _escaped(expr: Expr) -> Expr:
 class _MarkFree(RuleProduct[int]):
     """A state counts the characters of the mark that have come."""
 
-    def __init__(self, source: Rules, mark: str) -> None:
+    def __init__(self, source: GrammarRules, mark: str) -> None:
         self._mark = mark
         self._alphabet = [CharSet.chars(char) for char in dict.fromkeys(mark)]
         self._others = ANY - CharSet.chars(mark)

@@ -25,11 +25,11 @@ from openai_cpu_server.models.routing.options import (
     Classifier,
     Examples,
     RouterOptions,
+    RoutingPolicy,
     Rule,
     Rules,
     Shares,
     Stickiness,
-    Way,
     WhenStreaming,
     problem,
 )
@@ -58,15 +58,15 @@ CASCADE = Cascade(small="small", large="large", mean_logprob=-1.0, when_streamin
         ({"max_tokens_over": 100}, {"max_tokens": 101}, True),
         ({"max_tokens_over": 100}, {"max_tokens": 100}, False),
         ({"max_tokens_over": 100}, {}, False),
-        ({"prompt_tokens_over": 7}, {"given_tokens": 8}, True),
-        ({"prompt_tokens_over": 8}, {"given_tokens": 8}, False),
+        ({"prompt_tokens_over": 7}, {"num_token_ids": 8}, True),
+        ({"prompt_tokens_over": 8}, {"num_token_ids": 8}, False),
     ],
 )
 def test_a_rule_holds_if_all_of_it_does(
     rule: dict[str, object], changes: dict[str, object], holds: bool
 ) -> None:
     router_input = msgspec.structs.replace(INPUT, **changes)
-    found = by_rules([Rule(route="large", **rule)], router_input, lambda: router_input.given_tokens)  # type: ignore[arg-type]
+    found = by_rules([Rule(route="large", **rule)], router_input, lambda: router_input.num_token_ids)  # type: ignore[arg-type]
     assert (found is not None) == holds
 
 
@@ -132,7 +132,7 @@ KINDS: dict[str, ModelKind | None] = {
 }
 
 
-def router(name: str, way: Way = Rules(()), **routes: str) -> RouterOptions:  # noqa: B008 (frozen)
+def router(name: str, way: RoutingPolicy = Rules(()), **routes: str) -> RouterOptions:  # noqa: B008 (frozen)
     return RouterOptions(names=(name, f"{name}-too"), routes=routes, otherwise=next(iter(routes)), way=way)
 
 
