@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Print the lines of Python in each room of the package, the tests and the scripts, and the package's words of
-docstrings, next to their budgets."""
+"""Print the lines of Python in each room of the package, the tests and the scripts, and the words of the
+package's docstrings, next to their budgets."""
 
 from __future__ import annotations
 
