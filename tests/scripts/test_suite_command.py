@@ -24,7 +24,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("given", "passed_on"),
+    ("arguments", "passed_on"),
     [
         ("llama", "tests/llama"),
         ("-k llama", "-k llama"),
@@ -35,9 +35,9 @@ def checkout(tmp_path: Path) -> Path:
     ],
 )
 def test_rooms_files_and_nodes_are_found_in_the_folder_of_tests(
-    checkout: Path, given: str, passed_on: str
+    checkout: Path, arguments: str, passed_on: str
 ) -> None:
-    command = [checkout / "scripts/test", *given.split()]
+    command = [checkout / "scripts/test", *arguments.split()]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     words = done.stdout.split()
     assert words[words.index("-rfE") + 1 :] == passed_on.split()
