@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Print the lines of Python in each room of the package, the tests and the scripts, next to their budgets."""
+"""Print the lines of Python in each room of the package, the tests and the scripts, and the words of the
+package's docstrings, next to their budgets."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 from pathlib import Path
 
 from rich.console import Console
@@ -34,7 +36,11 @@ BUDGETS = {
     "answers": 700,
     "mcp_servers": 650,
 }
-"""Lines of a room. All others of the package have 1,550 together."""
+"""Lines of a room."""
+BUDGET_OF_OTHERS = 1_550
+"""Lines of the smaller rooms and of the package's own files."""
+WORDS = 600
+"""Words of docstrings in 1,000 lines of the package, with those of fields and constants."""
 BUDGET_OF_PACKAGE, BUDGET_OF_TESTS, BUDGET_OF_SCRIPTS = 72_500, 53_000, 11_000
 
 
@@ -43,15 +49,30 @@ def lines(folder: Path) -> int:
     return sum(file.read_bytes().count(b"\n") for file in files)
 
 
+def docstring_words(folder: Path) -> int:
+    trees = (ast.parse(file.read_bytes()) for file in folder.rglob("*.py"))
+    values = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Expr))
+    return sum(
+        len(value.value.split())
+        for value in values
+        if isinstance(value, ast.Constant) and isinstance(value.value, str)
+    )
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     table = Table("room", "lines", "budget", "over")
     rows = [(room, lines(ROOT / PACKAGE / room), budget) for room, budget in BUDGETS.items()]
-    rows.append(("the package", lines(ROOT / PACKAGE), BUDGET_OF_PACKAGE))
+    num_lines = lines(ROOT / PACKAGE)
+    rows.append(("others", num_lines - sum(number for _, number, _ in rows), BUDGET_OF_OTHERS))
+    rows.append(("the package", num_lines, BUDGET_OF_PACKAGE))
     rows += [("tests", lines(ROOT / "tests"), BUDGET_OF_TESTS)]
     rows += [("scripts", lines(ROOT / "scripts"), BUDGET_OF_SCRIPTS)]
     for room, number, budget in rows:
         table.add_row(room, f"{number:,}", f"{budget:,}", f"{max(0, number - budget):,}")
+    table.add_section()
+    words = round(1_000 * docstring_words(ROOT / PACKAGE) / num_lines)
+    table.add_row("words / 1,000", f"{words:,}", f"{WORDS:,}", f"{max(0, words - WORDS):,}")
     Console(stderr=True).print(table)
 
 

@@ -131,7 +131,7 @@ class _Forks:
         pid = self._running.pop(receiver)
         receiver.close()
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if code == 0:
+        if code == 0 and pid not in self._current_tests:
             return
         nodeid, location = self._current_tests.pop(pid, ("the end of a fork", ("", None, "")))
         message = f"the process of the tests ended with {code}; the rest of this file has not run"

@@ -8,7 +8,6 @@ from collections.abc import Generator
 import pytest
 
 MAY_BE_SKIPPED = {
-    "tests/api/test_ollama_client.py": "a .venv that is older than it has no package `ollama`",
     "tests/deploy/test_alerts.py": "promtool comes with Prometheus, which is not on every machine",
     "tests/deploy/test_proxies.py": "nginx and Caddy are not on every machine",
     "tests/deploy/test_unit.py": "systemd is not on every machine",
@@ -22,7 +21,6 @@ MAY_BE_SKIPPED = {
     "tests/observe/test_documents.py": "only Linux reports a process's figures",
     "tests/page/test_accessibility.py": "axe comes with npm, which is not on every machine",
     "tests/page/test_build.py": "npm and its packages are not on every machine",
-    "tests/prompt/test_shipped_templates.py": "a wheel that was built earlier has no templates",
     "tests/structured/test_maskbench.py": "its cases are not part of this repository",
 }  # test file -> why some of its tests may be skipped even in continuous integration
 

@@ -26,6 +26,11 @@ def test_dies(): os.kill(os.getpid(), signal.SIGKILL)
 def test_after_the_death(): pass
 """,
     "test_c.py": "def test_passes(): pass",
+    "test_d.py": """
+import os
+def test_exits(): os._exit(0)
+def test_after_the_exit(): pass
+""",
 }
 
 
@@ -45,8 +50,9 @@ def test_failures_skips_warnings_and_deaths_are_reported(tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    assert re.search(r"2 failed, 3 passed, 1 skipped, 1 warning in ", done.stdout), done.stdout
+    assert re.search(r"3 failed, 3 passed, 1 skipped, 1 warning in ", done.stdout), done.stdout
     assert "FAILED test_a.py::test_fails - assert [1] == [2]" in done.stdout
     assert "printed before" in done.stdout
     assert "FAILED test_b.py::test_dies - the process of the tests ended with -9" in done.stdout
+    assert "FAILED test_d.py::test_exits - the process of the tests ended with 0" in done.stdout
     assert "UserWarning: beware" in done.stdout

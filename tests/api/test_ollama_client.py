@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import ollama
 import pytest
 
 from tests.api.fake_engine import FakeEngine
@@ -15,25 +16,24 @@ pytestmark = pytest.mark.anyio
 
 
 def sdk(engine: FakeEngine | None = None) -> Any:
-    ollama = pytest.importorskip("ollama")
     transport = httpx.ASGITransport(api(engine or FakeEngine()))
     return ollama.AsyncClient(host="http://test", transport=transport)
 
 
 async def test_the_client_reads_answers_lists_and_errors() -> None:
-    ollama = sdk()
-    whole = await ollama.chat("fake", HI, options=FIXED)
-    parts = [part async for part in await ollama.chat("fake", HI, options=FIXED, stream=True)]
+    client = sdk()
+    whole = await client.chat("fake", HI, options=FIXED)
+    parts = [part async for part in await client.chat("fake", HI, options=FIXED, stream=True)]
     assert "".join(part.message.content for part in parts) == whole.message.content
     assert (parts[-1].done, parts[-1].done_reason, parts[-1].eval_count) == (True, "length", 8)
     assert whole.total_duration > 0
-    assert (await ollama.generate("fake", "hi", options=FIXED)).response
-    assert (await ollama.generate("fake")).done_reason == "load"
-    assert [model.model for model in (await ollama.list()).models] == ["fake", "team/fake"]
-    assert [model.name for model in (await ollama.ps()).models] == ["fake"]
-    assert "completion" in (await ollama.show("fake")).capabilities
-    with pytest.raises(pytest.importorskip("ollama").ResponseError, match="nobody") as raised:
-        await ollama.chat("nobody", HI)
+    assert (await client.generate("fake", "hi", options=FIXED)).response
+    assert (await client.generate("fake")).done_reason == "load"
+    assert [model.model for model in (await client.list()).models] == ["fake", "team/fake"]
+    assert [model.name for model in (await client.ps()).models] == ["fake"]
+    assert "completion" in (await client.show("fake")).capabilities
+    with pytest.raises(ollama.ResponseError, match="nobody") as raised:
+        await client.chat("nobody", HI)
     assert raised.value.status_code == 404
 
 

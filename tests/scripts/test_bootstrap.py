@@ -32,6 +32,9 @@ case "$1 $2 $3" in
     [[ -z $INTERRUPTED ]] || { kill -INT -- "-$session"; tail -f /dev/null; }
     touch "${@: -1}/../../llama.whl" ;;
 "-m pip "*) echo "$*" >>"$CALLS" ;;
+"-m openai_cpu_server.kernels.build "*)
+    echo "$*" >>"$CALLS"
+    echo built >openai_cpu_server/kernels/libocs_kernels.so ;;
 "serve "*) shift && echo "serves $*" ;;
 "-c import hashlib"*) sha256sum | head -c 16 ;;
 "-c "*platform*) echo "3.13 linux" ;;
@@ -147,6 +150,25 @@ def test_extras_are_installed_once_and_existing_packages_stay(machine: Machine) 
     assert "installing packages" not in done.stderr
 
 
+def test_kernels_that_were_not_built_are_built_at_the_next_start(machine: Machine) -> None:
+    done = machine.serve(FAILS="kernels.build", SAYS="g++ failed: Killed")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "serves ")
+    assert "left out: our kernels" in done.stderr
+    done = machine.serve(FAILS="kernels.build", SAYS="g++ failed: Killed")
+    assert "left out: our kernels" in done.stderr
+    assert "installing packages" not in done.stderr
+    assert machine.serve().stdout == "serves \n"
+    assert machine.calls[0] == "-m openai_cpu_server.kernels.build"
+    machine.serve()
+    assert not [call for call in machine.calls if "kernels" in call]
+
+
+def test_packages_of_developers_are_pinned(machine: Machine) -> None:
+    assert machine.run("bootstrap", "dev").returncode == 0
+    installed = [call.split()[-1] for call in machine.calls if " install " in call]
+    assert installed[-2:] == [str(machine.folder), "requirements/dev.txt"]
+
+
 def test_the_link_on_the_path_is_created_once_and_removed(machine: Machine) -> None:
     home = machine.folder / "home"
     link = home / ".local/bin/openai-cpu-server"
@@ -169,7 +191,11 @@ def test_the_link_on_the_path_is_created_once_and_removed(machine: Machine) -> N
         assert "does not belong to this checkout" in done.stderr
 
 
-NO_INDEX = "ERROR: Could not find a version that satisfies the requirement ninja (from versions: none)"
+NOT_IN_INDEX = "ERROR: Could not find a version that satisfies the requirement ninja==1 (from versions: none)"
+NO_INDEX = f"""
+WARNING: Retrying (Retry(total=0)) after connection broken by 'NameResolutionError("Failed")': /ninja/
+{NOT_IN_INDEX}
+"""
 MISSING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc libvulkan-dev spirv-headers)"
 
 
@@ -182,7 +208,13 @@ MISSING = "needs glslc, libvulkan-dev, spirv-headers (Debian: apt install glslc 
         ("", {"df": "1 1 9000 50% /"}, {}, "has 8 MB left, and set-up takes 1000 MB"),
         ("", {}, {"FAILS": "version_info <"}, "Python 3.10 or newer is needed (Debian: apt install python3"),
         ("", {}, {"FAILS": "-m venv"}, "cannot make virtual environments (Debian: apt install python3-venv)"),
-        ("", {}, {"FAILS": "build.txt", "SAYS": NO_INDEX}, "name an index in PIP_INDEX_URL"),
+        ("", {}, {"FAILS": "build.txt", "SAYS": NO_INDEX}, "no package index answers. Connect this machine"),
+        (
+            "",
+            {},
+            {"FAILS": "build.txt", "SAYS": NOT_IN_INDEX},
+            "the index has no ninja==1 for this Python. Name one",
+        ),
         ("", {}, {"FAILS": "runtime.txt", "SAYS": "[Errno 28] No space left on device"}, "the disk is full"),
         ("", {}, {"FAILS": "pip wheel", "SAYS": "fatal: No space left on device"}, "the disk is full"),
         ("", {}, {"FAILS": "pip wheel", "SAYS": "x.cpp:1: error: y"}, "llama.cpp failed: x.cpp:1: error: y"),
