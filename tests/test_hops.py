@@ -9,7 +9,7 @@ from tests.trees import PACKAGE
 
 pytestmark = pytest.mark.thorough
 
-MOST_FILES = 81
+MOST_FILES = 82
 """The present number. A commit that raises it explains why."""
 
 
