@@ -183,7 +183,7 @@ class AcceptedRequests:
         return {answer: place for answer, place in foremost.items() if answer not in running}
 
     def finish(self, live: AcceptedRequest) -> None:
-        """Remove a request. The search for culprits hears of it later."""
+        """Remove a request. The culprit search learns of it later."""
         del self._live[live.request.id]
 
     def remove(self, request_id: str) -> AcceptedRequest | None:

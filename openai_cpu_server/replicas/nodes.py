@@ -110,7 +110,7 @@ class NodeEngines:
     @property
     def state(self) -> EngineState:
         state = self.residency.process_state
-        is_ahead = state is EngineState.READY  # the remote engine hears of it within a quarter of a second
+        is_ahead = state is EngineState.READY  # the remote engine learns of it within a quarter of a second
         return self._engine.state if is_ahead or self._engine.is_ending else state
 
     @property

@@ -88,7 +88,7 @@ def router_caller_of(params: GenerationParams, caller: Caller) -> RouterCaller:
 
 
 def served_tier(requested_tier: str, priority: Priority) -> str:
-    """A key's best priority or the header may have lowered the tier."""
+    """Return the requested tier, or `flex` if the key or the header has lowered its priority."""
     is_lowered = priority is Priority.BATCH and requested_tier in ("priority", "fast")
     return "flex" if is_lowered else requested_tier
 
